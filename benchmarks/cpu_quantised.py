@@ -21,6 +21,7 @@ import torch
 from kernels_cpu import interleaved, rotating
 
 from octavo_kernels import _cpu, ops
+from octavo_kernels.product import Product
 from octavo_kernels.weights import DTYPES, PER_BYTE, Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 
 PRODUCTS = {
@@ -49,10 +50,10 @@ def measure(depth: int, columns: int, rows: int, budget: float) -> dict[str, flo
     x = torch.randn(rows, depth).to(torch.bfloat16)
     out = torch.empty(rows, columns, dtype=torch.bfloat16)
     plain = rotating(lambda: torch.randn(columns, depth).to(torch.bfloat16), MEMORY)
-    calls: dict[str, Callable[[], object]] = {"bf16": lambda: ops.linear(x, plain(), out=out)}
+    calls: dict[str, Callable[[], object]] = {"bf16": lambda: ops.linear(Product(x, plain(), out=out))}
     for name, scheme in SCHEMES.items():
         weight = rotating(lambda s=scheme: random_weight(s, depth, columns), MEMORY / 4)
-        calls[name] = lambda w=weight: ops.quantised_linear(x, w(), out=out)
+        calls[name] = lambda w=weight: ops.linear(Product(x, w(), out=out))
     return dict(zip(calls, interleaved(list(calls.values()), budget, min), strict=True))
 
 

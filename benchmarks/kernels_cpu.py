@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import _cpu, ops
+from octavo_kernels.product import Product
 
 RESULTS = Path(__file__).parent / "results" / "kernels_cpu.json"
 PRODUCTS = [(576, 960), (1024, 3072), (576, 49152), (1024, 151936)]  # depth, columns
@@ -66,7 +67,7 @@ def measure_linear(budget: float, memory: float) -> list[dict]:
             x = torch.randn(t, depth).to(torch.bfloat16)
             ours, torchs = interleaved(
                 [
-                    lambda x=x, w=weight: ops.linear(x, w()),
+                    lambda x=x, w=weight: ops.linear(Product(x, w())),
                     lambda x=x, w=weight: torch.nn.functional.linear(x, w()),
                 ],
                 budget,
@@ -192,7 +193,7 @@ def measure_small(budget: float) -> dict[str, float]:
         return lambda: ops.sample(logits, samples)
 
     calls: dict[str, tuple[Callable[[], object], int]] = {
-        "call overhead (linear 1x64x64)": (lambda: ops.linear(tiny, tiny_weight), 1),
+        "call overhead (linear 1x64x64)": (lambda: ops.linear(Product(tiny, tiny_weight)), 1),
         "rms_norm 8x1024": (lambda: ops.rms_norm(x, weight, out=out), 1),
         "act_and_mul 8x6144": (lambda: ops.act_and_mul(gate, "silu"), 1),
         "sample greedy, a row of 151936": (sample(0, 1.0, 0.0), rows),

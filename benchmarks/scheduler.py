@@ -27,6 +27,7 @@ from octavo_worker.bench.report import report, write
 from octavo_worker.contract.channel import EngineChannel, encode_frame
 from octavo_worker.contract.messages import AddRequest, EngineSampling, SequenceInput
 from octavo_worker.contract.step import Sampled, SequenceResult, StepPlan, StepResult
+from octavo_worker.engine.config import SchedulerConfig
 from octavo_worker.engine.scheduler import Scheduler
 
 STEPS = 400
@@ -35,12 +36,14 @@ ARRIVALS = 5
 
 def empty_scheduler(blocks: int, max_running: int, token_budget: int) -> Scheduler:
     return Scheduler(
-        num_blocks=blocks + 2,
-        block_size=16,
-        max_model_len=1 << 20,
-        vocab_size=1 << 16,
-        token_budget=token_budget,
-        max_running=max_running,
+        SchedulerConfig(
+            num_blocks=blocks + 2,
+            block_size=16,
+            max_model_len=1 << 20,
+            vocab_size=1 << 16,
+            token_budget=token_budget,
+            max_running=max_running,
+        )
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernel_rows.measuring import MATMUL, READ, Row, bf16, measure_by_turns, rotations, row
 from octavo_kernels import ops
+from octavo_kernels.product import Product
 
 # (N, K) of a layer's products in their order, how many layers, and of the head.
 DECODERS = {
@@ -19,7 +20,7 @@ DECODERS = {
 LINEAR_ROWS = (1, 2, 4, 8, 16, 32, 64)
 GATED_ROWS = (40, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 8192)
 
-Product = Callable[[Tensor], object]
+Step = Callable[[Tensor], object]
 
 
 def linear(shape: str, rows: int, weights: list[Tensor], calls: int = 1) -> Row:
@@ -29,7 +30,7 @@ def linear(shape: str, rows: int, weights: list[Tensor], calls: int = 1) -> Row:
     out = {w.shape[0]: bf16(rows, w.shape[0]) for w in weights}
     counter = torch.zeros(1, dtype=torch.int32, device="cuda")
     n = len(weights) / calls
-    kernels = [lambda w=w: ops.linear(x[w.shape[1]], w, out=out[w.shape[0]], counter=counter) for w in weights]
+    kernels = [lambda w=w: ops.linear(Product(x[w.shape[1]], w, out=out[w.shape[0]], counter=counter)) for w in weights]
     torch_mm = [lambda w=w: torch.mm(x[w.shape[1]], w.T, out=out[w.shape[0]]) for w in weights]
     seconds = measure_by_turns({"octavo": kernels, "cuBLAS": torch_mm}, replays=9)
     floor = sum(w.nbytes for w in weights) / calls / READ
@@ -50,7 +51,7 @@ def linear_rows() -> list[Row]:
 
 
 def beside_cublas(
-    operation: str, name: str, rows: int, weights: list[Tensor], octavo: Product, apart: Product, peer: str
+    operation: str, name: str, rows: int, weights: list[Tensor], octavo: Step, apart: Step, peer: str
 ) -> Row:
     """A product with each of `weights` and what follows it; cuBLAS's product and what follows it, `apart`, run by
     turns."""
@@ -74,7 +75,7 @@ def gated(name: str, rows: int, weights: list[Tensor]) -> Row:
     out = bf16(rows, columns // 2)
 
     def octavo(weight: Tensor) -> None:
-        ops.gated_linear(x, weight, "silu", out=out, scratch=middle)
+        ops.gated_linear(Product(x, weight, out=out), "silu", middle)
 
     def apart(weight: Tensor) -> None:
         torch.mm(x, weight.T, out=middle)

@@ -14,6 +14,7 @@ from kernel_rows.measuring import MATMUL, READ, Row, bf16, changed, measure_by_t
 from octavo_kernels import choice, cuda, ops
 from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
 from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 
 W8A8_ROWS = (1, 8, 32, 64, 256, 8192)
@@ -45,21 +46,14 @@ class Layer:
         self.activated = bf16(rows, 14336)
         self.norm = RmsNorm(torch.ones(4096, dtype=torch.bfloat16, device="cuda"))
 
-    def dense(self, name: str, w: Tensor) -> object:
-        x, out = self.x[w.shape[1]], self.out[w.shape[0]]
+    def run(self, name: str, w: PackedWeight | Tensor) -> object:
+        columns, depth = (w.columns, w.depth) if isinstance(w, PackedWeight) else w.shape
+        x, out = self.x[depth], self.out[columns]
         if name == "gate_up":
-            return ops.gated_linear(x, w, "silu", None, self.activated, out, self.norm, self.normed)
+            return ops.gated_linear(Product(x, w, out=self.activated, norm=self.norm, normed=self.normed), "silu", out)
         if name == "qkv":
-            return ops.linear(x, w, out=out, norm=self.norm, normed=self.normed)
-        return ops.linear(x, w, out=self.hidden, residual=self.hidden)
-
-    def codes(self, name: str, w: PackedWeight) -> object:
-        x, out = self.x[w.depth], self.out[w.columns]
-        if name == "gate_up":
-            return ops.quantised_gated_linear(x, w, "silu", None, self.activated, out, self.norm, self.normed)
-        if name == "qkv":
-            return ops.quantised_linear(x, w, out=out, norm=self.norm, normed=self.normed)
-        return ops.quantised_linear(x, w, out=self.hidden, residual=self.hidden)
+            return ops.linear(Product(x, w, out=out, norm=self.norm, normed=self.normed))
+        return ops.linear(Product(x, w, out=self.hidden, residual=self.hidden))
 
 
 def floor_of(rows: int, columns: int, depth: int) -> float:
@@ -71,10 +65,10 @@ def product_rows(rows: int, layer: Layer, at: int) -> list[Row]:
     name, (columns, depth) = NAMES[at], DECODERS["8B"][0][at]
     count = rotations(columns * depth, 2)
     rivals: dict[str, list[Callable[[], object]]] = {
-        form.name: [lambda w=w: layer.codes(name, w) for w in [packed(form, columns, depth) for _ in range(count)]]
+        form.name: [lambda w=w: layer.run(name, w) for w in [packed(form, columns, depth) for _ in range(count)]]
         for form in FORMS
     }
-    rivals["bf16"] = [lambda w=w: layer.dense(name, w) for w in [bf16(columns, depth) for _ in range(count)]]
+    rivals["bf16"] = [lambda w=w: layer.run(name, w) for w in [bf16(columns, depth) for _ in range(count)]]
     seconds = measure_by_turns(rivals, replays=9)
     floor = floor_of(rows, columns, depth)
     return [
@@ -90,8 +84,8 @@ def layers_row(rows: int, layer: Layer, form: Form, layers: int) -> Row:
     dense: list[Callable[[], object]] = []
     for _ in range(layers):
         for name, (columns, depth) in zip(NAMES, shapes, strict=True):
-            calls.append(partial(layer.codes, name, packed(form, columns, depth)))
-            dense.append(partial(layer.dense, name, bf16(columns, depth)))
+            calls.append(partial(layer.run, name, packed(form, columns, depth)))
+            dense.append(partial(layer.run, name, bf16(columns, depth)))
     seconds = measure_by_turns({"codes": calls, "bf16": dense}, replays=9)
     floor = layers * sum(floor_of(rows, *shape) for shape in shapes)
     name, whole = f"{rows} x {layers} layers, {form.name}", len(calls)
@@ -149,4 +143,4 @@ def w8a8_tile_rows() -> list[Row]:
 
 def forced(launch: W8A8Launch | None, layer: Layer, name: str, weight: PackedWeight) -> Any:
     with changed(choice, choose_w8a8=lambda *_: launch):
-        return layer.codes(name, weight)
+        return layer.run(name, weight)

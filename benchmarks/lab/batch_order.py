@@ -22,6 +22,7 @@ from octavo_worker.bench.report import report, write
 from octavo_worker.bench.workloads import Work, workload
 from octavo_worker.contract.messages import BATCH, NORMAL, AddRequest, EngineSampling, SequenceInput
 from octavo_worker.contract.step import Sampled, SampleRow, SequenceResult, StepPlan, StepResult
+from octavo_worker.engine.config import SchedulerConfig
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
 
@@ -39,15 +40,17 @@ class Engine:
         self.now = 0.0
         block_bytes = BLOCK * TOKEN_BYTES
         self.scheduler = Scheduler(
-            num_blocks=POOL_TOKENS // BLOCK + 1,
-            block_size=BLOCK,
-            max_model_len=9216,
-            vocab_size=32_000,
-            token_budget=8192,
-            num_host_blocks=int(swap_gib * 2**30 / block_bytes),
-            policy=PreemptionPolicy(costs=CostModel(block_bytes, LINK, 1 / PROMPT_S)),
-            clock=lambda: self.now,
-            timer=lambda: self.now,
+            SchedulerConfig(
+                num_blocks=POOL_TOKENS // BLOCK + 1,
+                block_size=BLOCK,
+                max_model_len=9216,
+                vocab_size=32_000,
+                token_budget=8192,
+                num_host_blocks=int(swap_gib * 2**30 / block_bytes),
+                policy=PreemptionPolicy(costs=CostModel(block_bytes, LINK, 1 / PROMPT_S)),
+                clock=lambda: self.now,
+                timer=lambda: self.now,
+            )
         )
 
     def run(self, work: list[Work], limits: list[int], priority: int) -> Iterator[StepPlan]:

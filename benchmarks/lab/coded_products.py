@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from octavo_kernels import coded_choice, ops
 from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 from octavo_kernels.weights import DTYPES, PER_BYTE, Codes, PackedWeight, QuantisedWeight, Scheme
 from octavo_worker.bench.report import report, write
 
@@ -44,7 +44,6 @@ ALONE: dict[str, dict[str, int]] = {
     "wide": {"CODED_FEW_ROWS": 0, "CODED_NARROW_ROWS": 0, "CODED_WIDE_ROWS": 1 << 30},
     "matrix": {"CODED_FEW_ROWS": 0, "CODED_WIDE_ROWS": 0, "CODED_TILE_ROWS": 0},
 }
-Product = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 
 
 def coded(form: str, columns: int, depth: int) -> PackedWeight:
@@ -68,26 +67,19 @@ class Call:
         self.scratch = bf16(rows, columns) if gated else None
         self.residual = None if self.norm else bf16(rows, columns)
 
-    def codes(self, weight: PackedWeight) -> None:
+    def run(self, weight: PackedWeight | Tensor) -> None:
+        p = Product(self.x, weight, out=self.out, residual=self.residual, norm=self.norm, normed=self.normed)
         if self.gated:
-            ops.quantised_gated_linear(
-                self.x, weight, "silu", None, self.out, self.scratch, self.norm, self.normed
-            )  # fmt: skip
+            ops.gated_linear(p, "silu", self.scratch)
         else:
-            ops.quantised_linear(self.x, weight, None, self.out, self.residual, self.norm, self.normed)
-
-    def dense(self, weight: Tensor) -> None:
-        if self.gated:
-            ops.gated_linear(self.x, weight, "silu", None, self.out, self.scratch, self.norm, self.normed)
-        else:
-            ops.linear(self.x, weight, None, self.out, self.residual, self.norm, self.normed)
+            ops.linear(p)
 
 
 def product_row(form: str, name: str, rows: int, calls: list[tuple[Call, PackedWeight, Tensor]], count: int) -> Row:
     """`count`: how many of these calls are one of what is reported."""
     rivals = {
-        "codes": [lambda c=c, w=w: c.codes(w) for c, w, _ in calls],
-        "bf16": [lambda c=c, d=d: c.dense(d) for c, _, d in calls],
+        "codes": [lambda c=c, w=w: c.run(w) for c, w, _ in calls],
+        "bf16": [lambda c=c, d=d: c.run(d) for c, _, d in calls],
     }
     seconds = measure_by_turns(rivals, replays=9)
     share = count / len(calls)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme
-from octavo_worker.assembly import loading
+from octavo_worker.assembly import models
 from octavo_worker.bench.quality import Reference
 from octavo_worker.bench.report import report, write
 from octavo_worker.contract.files import model_folder
@@ -48,7 +48,7 @@ def symmetric(weight: Tensor, kind: OnlineQuantization) -> QuantisedWeight:
 def row(reference: Reference, kind: OnlineQuantization, rounding: Rounding, *, head: bool) -> dict[str, Any]:
     """One form beside 16 bits; with `head` the head, too, which is the embedding's table in the bundled model."""
     options = ModelOptions(model=str(model_folder("demo")), device="cpu", quantization=kind)
-    build = loading.build_layers
+    build = models.build_layers
 
     def built(*given: Any) -> DecoderLayers:
         layers = build(*given)
@@ -57,7 +57,7 @@ def row(reference: Reference, kind: OnlineQuantization, rounding: Rounding, *, h
         packed = ops.pack(rounding(layers.embed, kind))
         return replace(layers, head=Quantised(packed, None, Products(), layers.embed.dtype))
 
-    with patch.object(online, "quantised", rounding), patch.object(loading, "build_layers", built):
+    with patch.object(online, "quantised", rounding), patch.object(models, "build_layers", built):
         divergence, _ = reference.beside(options)
     return {"form": kind, "codes": rounding.__name__, "head": head, **divergence.to_json()}
 

@@ -182,6 +182,12 @@ def _check_angles(cos_sin: Tensor, head_dim: int) -> int:
     return rotary_dim
 
 
+def _check_blocks(name: str, cache: Tensor) -> None:
+    """Raises `ValueError` unless each row of `cache[num_blocks, ...]` is a whole block."""
+    if cache.dim() < 2 or not cache.is_contiguous():
+        raise ValueError(f"{name} must be the whole contiguous cache, not a layer of it")
+
+
 def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     """Copies whole blocks, all layers: `pairs[n, 2]` int64 (source, target).
 
@@ -189,9 +195,7 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     pairs that are not contiguous.
     """
     check_cache_type("kv_cache", kv_cache.dtype)
-    check("kv_cache", kv_cache, kv_cache.dtype, (None, None, 2, None, None))
-    if not kv_cache.is_contiguous():
-        raise ValueError("kv_cache must be the whole contiguous cache, not a layer of it")
+    _check_blocks("kv_cache", kv_cache)
     check("pairs", pairs, torch.int64, (None, 2))
     if not pairs.is_contiguous():
         raise ValueError(f"pairs must be contiguous; its strides are {pairs.stride()}")
@@ -211,11 +215,9 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
     that are not on the CPU.
     """
     check_cache_type("source", source.dtype)
-    check("source", source, source.dtype, (None, None, 2, None, None))
     check("target", target, source.dtype, (None, *source.shape[1:]))
     for name, cache in (("source", source), ("target", target)):
-        if not cache.is_contiguous():
-            raise ValueError(f"{name} must be the whole contiguous cache, not a layer of it")
+        _check_blocks(name, cache)
     check("pairs", pairs, torch.int64, (None, 2))
     if not pairs.is_cpu:
         raise ValueError(f"pairs is on {pairs.device}, but must be on the CPU, which starts the copies")

@@ -23,17 +23,18 @@ def check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None
     TypeError for another dtype, ValueError for another shape or layout.
     """
     got = tensor.shape
-    if tensor.dtype is dtype and len(got) == len(shape):
-        for want, size in zip(shape, got, strict=True):
-            if want is not None and want != size:
-                break
-        else:
+    if tensor.dtype is dtype and (got == shape or _fits(got, shape)):
+        if got and got[-1] > 1 and tensor.stride(-1) != 1:
             check_layout(name, tensor)
-            return
+        return
     if tensor.dtype is not dtype:
         raise TypeError(f"{name} must be {dtype}, not {tensor.dtype}")
     wanted = ", ".join("*" if want is None else str(want) for want in shape)
     raise ValueError(f"{name} must have shape [{wanted}], not {list(got)}")
+
+
+def _fits(got: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    return len(got) == len(shape) and all(want in (None, size) for want, size in zip(shape, got, strict=True))
 
 
 def check_layout(name: str, tensor: Tensor) -> None:
@@ -70,10 +71,13 @@ def float_type(name: str, tensor: Tensor) -> int:
 
 def rows_of(name: str, tensor: Tensor) -> tuple[int, int]:
     """Rows and columns of a matrix. Raises ValueError for other dimensions."""
-    if tensor.dim() != 2:
-        raise ValueError(f"{name} must have two dimensions, not shape {list(tensor.shape)}")
-    check_layout(name, tensor)
-    return tensor.shape[0], tensor.shape[1]
+    shape = tensor.shape
+    if len(shape) != 2:
+        raise ValueError(f"{name} must have two dimensions, not shape {list(shape)}")
+    rows, width = shape
+    if width > 1 and tensor.stride(1) != 1:
+        check_layout(name, tensor)
+    return rows, width
 
 
 def output(out: Tensor | None, like: Tensor, shape: tuple[int, int]) -> Tensor:

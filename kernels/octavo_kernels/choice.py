@@ -12,6 +12,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
+from octavo_kernels.chips import Chip
+
 
 class Form(IntEnum):
     """How a weight is stored."""
@@ -89,16 +91,6 @@ class W8A8Launch(NamedTuple):
     consumers: int = 0
     tokens: int = 0
     height: int = 0
-
-
-class Chip(NamedTuple):
-    """Major compute capability, multiprocessors, bytes of shared memory of a block; `hopper`: whether it runs the code
-    for 90a in this build."""
-
-    major: int
-    multiprocessors: int
-    shared_per_block: int
-    hopper: bool
 
 
 OLDEST = 9  # the first chips with bulk copies and clusters

@@ -6,7 +6,8 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from octavo_kernels.choice import OLDEST, RECENT, Chip, Ending, over
+from octavo_kernels.chips import Chip
+from octavo_kernels.choice import OLDEST, RECENT, Ending, over
 from octavo_kernels.coded import STRIP_ROWS, Bricks
 
 

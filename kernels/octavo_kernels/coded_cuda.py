@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from octavo_kernels import coded_choice, cuda
+from octavo_kernels import coded_choice, cuda, dense_cuda
 from octavo_kernels.activation import Gate, act_and_mul, code_of
 from octavo_kernels.choice import TENSOR_CORES, Ending
 from octavo_kernels.coded import CodedWeight, bricks_of, lay_out
 from octavo_kernels.coded_choice import CodedKernel, CodedLaunch
-from octavo_kernels.norm import normed_rows
-from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
-from octavo_kernels.weights import QuantisedWeight, Scheme
+from octavo_kernels.operands import DTYPES, address, norm_at, rows_at
+from octavo_kernels.product import Product, without_norm
+from octavo_kernels.weights import PackedWeight, QuantisedWeight, Scheme
 
 
 def takes(weight: QuantisedWeight) -> bool:
@@ -36,55 +36,38 @@ def pack(weight: QuantisedWeight) -> CodedWeight:
     return coded
 
 
-def linear(
-    x: Tensor,
-    weight: CodedWeight,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    norm: RmsNorm | None,
-    normed: Tensor | None,
-    uniform: bool,
-) -> None:
-    """`quantised_linear`, whose arguments are checked. Raises ValueError where a uniform product has no kernel."""
-    if not len(x):
-        return
-    if norm is not None:
-        if not uniform and _launch(x, weight, bias, residual, out, norm=norm):
-            return
-        x = normed_rows(x, norm, normed)
-    x = _in_order(x, weight)
-    if _launch(x, weight, bias, residual, out, uniform=uniform):
-        return
-    if uniform:
-        raise ValueError(f"no uniform product with rows of {x.dtype}, strides {x.stride()}, on {x.device}")
-    cuda.library_linear(x, dequantise(weight, x.dtype), bias, residual, out)
+def computes(p: Product[PackedWeight]) -> TypeGuard[Product[CodedWeight]]:
+    return isinstance(p.weight, CodedWeight)
 
 
-def gated_linear(
-    x: Tensor,
-    weight: CodedWeight,
-    kind: Gate,
-    bias: Tensor | None,
-    out: Tensor,
-    scratch: Tensor | None,
-    norm: RmsNorm | None,
-    normed: Tensor | None,
-    uniform: bool,
-) -> None:
-    """`quantised_gated_linear`, likewise."""
-    if not len(x):
+def linear(p: Product[CodedWeight], out: Tensor) -> None:
+    """The product of checked operands. Raises ValueError where a uniform product has no kernel."""
+    if not len(p.x):
+        return
+    if p.norm is not None and not p.uniform and launch(p, out):
+        return
+    p = _in_order(without_norm(p))
+    if launch(p, out):
+        return
+    if p.uniform:
+        raise ValueError(f"no uniform product with rows of {p.x.dtype}, strides {p.x.stride()}, on {p.x.device}")
+    matrix = dequantise(p.weight, p.x.dtype)
+    dense_cuda.library_linear(Product(p.x, matrix, p.bias, residual=p.residual), out)
+
+
+def gated_linear(p: Product[CodedWeight], kind: Gate, out: Tensor, scratch: Tensor | None) -> None:
+    """Likewise."""
+    if not len(p.x):
         return
     activation = code_of(kind)
-    if norm is not None:
-        if not uniform and _launch(x, weight, bias, None, out, activation, norm):
-            return
-        x = normed_rows(x, norm, normed)
-    ordered = _in_order(x, weight)
-    if _launch(ordered, weight, bias, None, out, activation, uniform=uniform):
+    if p.norm is not None and not p.uniform and launch(p, out, activation):
         return
-    product = torch.empty(len(x), weight.columns, dtype=x.dtype, device=x.device) if scratch is None else scratch
-    linear(x, weight, bias, None, product, None, None, uniform)
+    p = without_norm(p)
+    if launch(_in_order(p), out, activation):
+        return
+    x = p.x
+    product = torch.empty(len(x), p.weight.columns, dtype=x.dtype, device=x.device) if scratch is None else scratch
+    linear(p, product)
     act_and_mul(product, kind, out=out)
 
 
@@ -96,50 +79,34 @@ def dequantise(weight: CodedWeight, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _launch(
-    x: Tensor,
-    weight: CodedWeight,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    activation: int | None = None,
-    norm: RmsNorm | None = None,
-    uniform: bool = False,
-) -> bool:
+def launch(p: Product[CodedWeight], out: Tensor, activation: int | None = None) -> bool:
     """Launches one of our kernels for all of this, if the choice is one; returns whether it did."""
-    in_eights = all(_in_eights(t) for t in (residual, out) if t is not None)
-    launch = _choose(x, weight, bias, activation is not None, norm, uniform, in_eights)
-    if launch is None or launch.kernel is CodedKernel.MATRIX:
+    x, gated = p.x, activation is not None
+    chosen = _choose(p, out, gated)
+    if chosen is None or chosen.kernel is CodedKernel.MATRIX:
         return False
     operands: tuple[Any, ...] = (
-        DTYPES[x.dtype], rows_at(x), _matrix(weight), address(bias), rows_at(residual), rows_at(out), len(x),
-        (activation is not None, activation or 0),
-        cuda.NO_NORM if norm is None else (norm.weight.data_ptr(), norm.eps, norm.offset),
+        DTYPES[x.dtype], rows_at(x), _matrix(p.weight), address(p.bias), rows_at(p.residual), rows_at(out), len(x),
+        (gated, activation or 0), norm_at(p.norm),
     )  # fmt: skip
-    if launch.kernel is CodedKernel.FEW:
-        return bool(cuda.launched("coded_few", x.device, *operands))
-    if launch.kernel is CodedKernel.WIDE:
-        tile = (launch.consumers, launch.tokens, launch.cluster)
-        return bool(cuda.launched("coded_wide", x.device, *operands, tile))
-    return bool(cuda.launched("coded_tiles", x.device, *operands, (launch.tokens, launch.cluster)))
+    if chosen.kernel is CodedKernel.FEW:
+        return cuda.launched("coded_few", x.device, *operands)
+    if chosen.kernel is CodedKernel.WIDE:
+        tile = (chosen.consumers, chosen.tokens, chosen.cluster)
+        return cuda.launched("coded_wide", x.device, *operands, tile)
+    return cuda.launched("coded_tiles", x.device, *operands, (chosen.tokens, chosen.cluster))
 
 
-def _choose(
-    x: Tensor,
-    weight: CodedWeight,
-    bias: Tensor | None,
-    gated: bool,
-    norm: RmsNorm | None,
-    uniform: bool,
-    in_eights: bool = True,
-) -> CodedLaunch | None:
+def _choose(p: Product[CodedWeight], out: Tensor, gated: bool) -> CodedLaunch | None:
+    x, weight, norm = p.x, p.weight, p.norm
     if x.dtype not in cuda.HALF or (norm is not None and weight.order is not None):
         return None
     if address(None if norm is None else norm.weight) % 16 or not _in_eights(x):
         return None
-    ending = Ending.PLAIN if not gated else Ending.GATE if bias is None else Ending.BIASED_GATE
+    in_eights = _in_eights(out) and (p.residual is None or _in_eights(p.residual))
+    ending = Ending.PLAIN if not gated else Ending.GATE if p.bias is None else Ending.BIASED_GATE
     return coded_choice.choose_coded(
-        len(x), weight.columns, weight.depth, weight.bricks, ending, cuda.chip(x.device), norm is not None, uniform,
+        len(x), weight.columns, weight.depth, weight.bricks, ending, cuda.chip(x.device), norm is not None, p.uniform,
         in_eights,
     )  # fmt: skip
 
@@ -149,9 +116,9 @@ def _in_eights(rows: Tensor) -> bool:
     return rows.data_ptr() % 16 == 0 and rows.stride(0) % 8 == 0
 
 
-def _in_order(x: Tensor, weight: CodedWeight) -> Tensor:
+def _in_order(p: Product[CodedWeight]) -> Product[CodedWeight]:
     """The columns of x in the order of the codes that they meet."""
-    return x if weight.order is None else x.index_select(1, weight.order)
+    return p if p.weight.order is None else p._replace(x=p.x.index_select(1, p.weight.order))
 
 
 def _matrix(weight: CodedWeight) -> tuple[object, ...]:

@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo_kernels import choice
-from octavo_kernels.choice import Alignment, Chip, Ending, Form, Kernel, Launch
-from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
+from octavo_kernels.chips import Chip
 
 
 def _module() -> Any:
@@ -44,8 +41,6 @@ log = logging.getLogger(__name__)
 
 TENSOR_CORE_HEAD_DIMS = (32, 64, 96, 128, 256)
 HALF = (torch.bfloat16, torch.float16)
-FORMS = {torch.float32: Form.DENSE_32, torch.bfloat16: Form.DENSE_16, torch.float16: Form.DENSE_16}
-NO_GATE, NO_NORM = (False, 0), (0, 0.0, 0.0)
 
 
 def available() -> bool:
@@ -58,9 +53,9 @@ def has_tensor_cores() -> bool:
     return compiled is not None and bool(compiled.tensor_cores)
 
 
-def captures_graphs() -> bool:
-    """True if graphs of these launches were shown to work on the GPUs of this torch: on AMD's they were never tried."""
-    return torch.version.hip is None
+def build_name() -> str:
+    """Which kernels this build has, for messages."""
+    return f"{'all' if has_tensor_cores() else 'the plain'} kernels for {compiled.built_for}" if compiled else "none"
 
 
 def run(operation: str, device: torch.device, *arguments: object) -> Any:
@@ -103,115 +98,6 @@ def chip(device: torch.device) -> Chip:
 def runs_hopper_code(device: torch.device) -> bool:
     """True if this GPU runs what is built for Hopper alone, such as uniform products."""
     return compiled is not None and chip(device).hopper
-
-
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    counter: Tensor | None = None,
-) -> None:
-    """By our kernel where it is faster, else by torch's libraries, whose algorithm depends on the number of rows."""
-    if not launch_linear(x, weight, bias, residual, out, counter=counter):
-        library_linear(x, weight, bias, residual, out)
-
-
-def library_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
-    """By torch's libraries, which read a weight no sooner than the kernel that writes it has ended."""
-    rows, depth = x.shape
-    library = choice.library(rows, weight.shape[0], depth, FORMS[x.dtype]).kernel
-    with _cublaslt() if library is Kernel.CUBLASLT and torch.version.hip is None else nullcontext():
-        if residual is not None and bias is not None:
-            torch.addmm(residual, x, weight.t(), out=out).add_(bias)
-        elif (addend := residual if bias is None else bias) is not None:
-            torch.addmm(addend, x, weight.t(), out=out)
-        else:
-            torch.mm(x, weight.t(), out=out)
-
-
-def launch_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    activation: int | None = None,
-    norm: RmsNorm | None = None,
-    counter: Tensor | None = None,
-) -> bool:
-    """Launches our kernel for all of this where that is faster; returns whether it did."""
-    ending = Ending.PLAIN if activation is None else Ending.GATE if bias is None else Ending.BIASED_GATE
-    launch = _choose(x, weight, ending, normed=norm is not None)
-    if launch is None or launch.kernel < 0:
-        return False
-    operands = _operands(x, weight, bias, residual, out)
-    alignment = _alignment(operands, address(None if norm is None else norm.weight))
-    if alignment != Alignment.ALL:
-        launch = _choose(x, weight, ending, norm is not None, alignment)
-        if launch is None or launch.kernel < 0:
-            return False
-    return bool(
-        _launch(
-            compiled.linear, x.device, *operands, (activation is not None, activation or 0),
-            NO_NORM if norm is None else (norm.weight.data_ptr(), norm.eps, norm.offset), address(counter), launch,
-        )
-    )  # fmt: skip
-
-
-def linear_uniform(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
-    """By the kernel whose rows do not depend on how many there are. Raises TypeError or ValueError for what it does not
-    take, RuntimeError on chips that it is not for."""
-    if not runs_hopper_code(x.device):
-        raise RuntimeError(f"uniform products need a Hopper GPU and kernels built for it, not {x.device}")
-    if x.dtype not in HALF:
-        raise TypeError(f"x must be bfloat16 or float16 for a uniform product, not {x.dtype}")
-    for name, tensor in (("x", x), ("weight", weight)):
-        if tensor.data_ptr() % 16 or tensor.stride(0) % 8:
-            raise ValueError(f"{name} must have rows at multiples of 16 bytes; its strides are {tensor.stride()}")
-    if len(x):
-        launch = choice.choose_uniform(len(x), len(weight), chip(x.device))
-        _launch(compiled.linear, x.device, *_operands(x, weight, bias, residual, out), NO_GATE, NO_NORM, 0, launch)
-
-
-def _choose(
-    x: Tensor, weight: Tensor, ending: Ending, normed: bool, alignment: Alignment = Alignment.ALL
-) -> Launch | None:
-    if compiled is None:
-        return None
-    rows, depth = x.shape
-    return choice.choose(rows, weight.shape[0], depth, FORMS[x.dtype], ending, chip(x.device), normed, alignment)
-
-
-def _operands(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> tuple[Any, ...]:
-    """The first arguments of `compiled.linear`."""
-    rows, depth = x.shape
-    return (
-        DTYPES[x.dtype], (x.data_ptr(), x.stride(0)), (weight.data_ptr(), weight.stride(0)), address(bias),
-        rows_at(residual), (out.data_ptr(), out.stride(0)), rows, weight.shape[0], depth,
-    )  # fmt: skip
-
-
-def _alignment(operands: tuple[Any, ...], norm: int) -> Alignment:
-    _, (x, x_stride), (weight, weight_stride), bias, (residual, residual_stride), (out, out_stride), *_ = operands
-    if (x | weight | norm) % 16 or weight_stride % 8:
-        return Alignment.NONE
-    rest = (bias | residual | out) % 16 or (x_stride | residual_stride | out_stride) % 8
-    return Alignment.INPUTS if rest else Alignment.ALL
-
-
-@contextmanager
-def _cublaslt() -> Iterator[None]:
-    """Torch's products by this library. Torch's choice is a variable of the process: a graph that is captured keeps the
-    kernels that were chosen."""
-    library = torch.backends.cuda.preferred_blas_library
-    before = library()
-    library("cublaslt")
-    try:
-        yield
-    finally:
-        library(before)
 
 
 def decode_step(device: torch.device, write: tuple[object, ...], attention: tuple[object, ...]) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from octavo_kernels import cuda
 from octavo_kernels.call import check, check_devices, float_type, rows_of
-from octavo_kernels.operands import RmsNorm, rows_at
+from octavo_kernels.operands import RmsNorm, norm_at, rows_at
 
 MOST_RANKS = 8
 PUSHED = 1 << 20
@@ -152,8 +152,7 @@ class Exchange:
             raise ValueError("out and normed must not lie in what addend() gives: the other ranks may still read it")
         cuda.run(
             "exchange_add", self.device, self._memory, int(way), dtype, rows_at(addend), rows_at(residual),
-            rows_at(out), cuda.NO_NORM if norm is None else (norm.weight.data_ptr(), norm.eps, norm.offset),
-            rows_at(normed), rows, columns,
+            rows_at(out), norm_at(norm), rows_at(normed), rows, columns,
         )  # fmt: skip
 
     def gather(self, mine: Tensor, out: Tensor) -> None:

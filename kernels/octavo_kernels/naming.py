@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from octavo_kernels import _cpu, choice, coded_cuda, cuda, w8a8
+from octavo_kernels import _cpu, choice, coded_cuda, cuda, dense_cuda, w8a8
 from octavo_kernels.choice import Ending, Kernel
 from octavo_kernels.coded import bricks_of
 from octavo_kernels.coded_choice import CodedKernel, choose_coded
@@ -53,7 +53,7 @@ def _w8a8(columns: int, depth: int, device: torch.device, scheme: Scheme) -> str
 def _dense(columns: int, depth: int, dtype: torch.dtype, device: torch.device, gated: bool) -> str:
     if device.type == "cpu":
         return str(_cpu.level())
-    form, chip = cuda.FORMS[dtype], cuda.chip(device)
+    form, chip = dense_cuda.FORMS[dtype], cuda.chip(device)
     launch = choice.choose(1, columns, depth, form, Ending.GATE if gated else Ending.PLAIN, chip)
     kernel = (launch or choice.library(1, columns, depth, form)).kernel
     libraries = LIBRARIES if torch.version.hip is None else AMD_LIBRARIES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo_kernels.call import check, check_devices, float_type, output, rows_of, run
-from octavo_kernels.operands import RmsNorm, address, rows_at
+from octavo_kernels.call import check, float_type, output, rows_of, run
+from octavo_kernels.operands import address, rows_at
 
 
 def rms_norm(
@@ -56,15 +56,3 @@ def layer_norm(
         dtype, rows_at(x), rows_at(residual), weight.data_ptr(), address(bias), rows_at(out), rows, width, eps,
     )  # fmt: skip
     return out
-
-
-def check_norm(norm: RmsNorm | None, x: Tensor) -> None:
-    """Checks the norm of a product that begins with one."""
-    if norm is not None:
-        check("norm.weight", norm.weight, x.dtype, (x.shape[1],))
-        check_devices({"x": x, "norm.weight": norm.weight})
-
-
-def normed_rows(x: Tensor, norm: RmsNorm, out: Tensor | None) -> Tensor:
-    """Normalised rows that a product multiplies, where no launch takes its norm along."""
-    return rms_norm(x, norm.weight, norm.eps, out=out, offset=norm.offset)

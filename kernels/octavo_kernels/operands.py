@@ -1,4 +1,4 @@
-"""Tensors as the compiled modules take them, and what products take beside tensors."""
+"""Tensors and norms as the compiled modules take them."""
 
 from __future__ import annotations
 
@@ -26,3 +26,7 @@ def address(tensor: Tensor | None) -> int:
 def rows_at(tensor: Tensor | None) -> tuple[int, int]:
     """Address of the first row, and elements from one row to the next."""
     return (0, 0) if tensor is None else (tensor.data_ptr(), tensor.stride(0))
+
+
+def norm_at(norm: RmsNorm | None) -> tuple[int, float, float]:
+    return (0, 0.0, 0.0) if norm is None else (norm.weight.data_ptr(), norm.eps, norm.offset)

@@ -37,7 +37,9 @@ from octavo_kernels.cache import (
 )
 from octavo_kernels.linear import gated_linear, linear
 from octavo_kernels.norm import layer_norm, rms_norm
-from octavo_kernels.quantised import copy_of, pack, quantised_gated_linear, quantised_linear, takes_copy
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
+from octavo_kernels.quantised import copy_of, pack, takes_copy
 from octavo_kernels.sampling import logprobs, pack_samples, sample
 
 __all__ = [
@@ -45,6 +47,8 @@ __all__ = [
     "KV_DTYPES",
     "Activation",
     "Gate",
+    "Product",
+    "RmsNorm",
     "act",
     "act_and_mul",
     "block_bytes",
@@ -61,8 +65,6 @@ __all__ = [
     "pack",
     "pack_samples",
     "paged_attention",
-    "quantised_gated_linear",
-    "quantised_linear",
     "rms_norm",
     "rope_attention",
     "rope_write_kv",

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo_kernels import cuda, ops
-from octavo_kernels.cache import check_block_size
+from octavo_kernels import cuda
 
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """`device[num_blocks, ...]` and `host[num_host_blocks, ...]`, both caches as `ops.empty_cache` makes them.
+    """`device[num_blocks, elements]` and `host[num_host_blocks, elements]`: blocks of all layers, a row each.
 
     `blocks` is what operations take as the cache. Where they read the host's blocks at their place, it covers both
     pools, and host block b is its block `first_host_block + b`; elsewhere it is `device`, and `first_host_block` None.
@@ -50,28 +49,23 @@ def reads_host(device: torch.device) -> bool:
 def empty_pools(
     num_blocks: int,
     num_host_blocks: int,
-    layers: int,
-    kv_heads: int,
-    block_size: int,
-    head_dim: int,
+    block_bytes: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Pools:
-    """Uninitialised pools; the arguments are those of `ops.empty_cache`. CPU memory beside a GPU is pinned. Raises
+    """Uninitialised pools `[blocks, block_bytes / itemsize]` of `dtype`. CPU memory beside a GPU is pinned. Raises
     `RuntimeError` if there is not as much memory."""
-    shape = (layers, kv_heads, block_size, head_dim, dtype)
+    elements = block_bytes // dtype.itemsize
     if device.type == "cpu":
-        both = ops.empty_cache(num_blocks + num_host_blocks, *shape)
+        both = torch.empty((num_blocks + num_host_blocks, elements), dtype=dtype)
         return Pools(both, both[:num_blocks], both[num_blocks:], num_blocks)
     granularity = cuda.mapping_granularity(device) if num_host_blocks else None
     if granularity is None:
-        pool = ops.empty_cache(num_blocks, *shape, device)
-        host = torch.empty((num_host_blocks, *pool.shape[1:]), dtype=dtype, pin_memory=num_host_blocks > 0)
+        pool = torch.empty((num_blocks, elements), dtype=dtype, device=device)
+        host = torch.empty((num_host_blocks, elements), dtype=dtype, pin_memory=num_host_blocks > 0)
         return Pools(pool, pool, host, None)
-    check_block_size(block_size, device)
-    one = ops.empty_cache(1, *shape, "meta")  # a shape, no memory
-    stretch = Stretch.of(num_blocks, num_host_blocks, one.nbytes, granularity)
+    stretch = Stretch.of(num_blocks, num_host_blocks, block_bytes, granularity)
     end = stretch.first_host_block + num_host_blocks
-    memory = cuda.mapped_memory(device, stretch.device_bytes, stretch.host_bytes)[: end * one.nbytes]
-    blocks = memory.view(dtype).view(end, *one.shape[1:])
+    memory = cuda.mapped_memory(device, stretch.device_bytes, stretch.host_bytes)[: end * block_bytes]
+    blocks = memory.view(dtype).view(end, elements)
     return Pools(blocks, blocks[:num_blocks], blocks[stretch.first_host_block :], stretch.first_host_block)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels import coded_cuda, cuda, quantised_cpu, reference, w8a8
+from octavo_kernels import coded_cuda, cuda, dense_cuda, quantised_cpu, reference, w8a8
+from octavo_kernels import dense as dense_products
 from octavo_kernels.activation import Gate, act_and_mul, code_of
-from octavo_kernels.call import check, check_devices, float_type, output, rows_of
 from octavo_kernels.coded import CodedWeight
 from octavo_kernels.coded_choice import prefers_copy
-from octavo_kernels.linear import gated_linear, linear
-from octavo_kernels.norm import check_norm, normed_rows
-from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product, prepare, without_norm
 from octavo_kernels.weights import Activations, PackedWeight, QuantisedWeight, dequantise
 from octavo_kernels.weights import check as check_weight
 
@@ -29,74 +27,44 @@ def pack(weight: QuantisedWeight) -> PackedWeight:
     return PackedWeight(weight.scheme, weight.columns, weight.depth, codes, scales, weight.zeros, weight.order)
 
 
-def quantised_linear(
-    x: Tensor,
-    weight: PackedWeight,
-    bias: Tensor | None = None,
-    out: Tensor | None = None,
-    residual: Tensor | None = None,
-    norm: RmsNorm | None = None,
-    normed: Tensor | None = None,
-    uniform: bool = False,
-    copy: Tensor | None = None,
-) -> Tensor:
-    """`linear` with a quantised weight: `x[T, depth]` to `[T, columns]` in the type of x.
-
-    Sums are exact where both sides are integers, else float32. `norm` and `normed` as in `linear`, and so is `uniform`.
-    `copy`, what `copy_of` gives, is multiplied in the weight's place where that is faster, unless `uniform`.
-    """
-    if copy is not None and not uniform and prefers_copy(len(x), cuda.chip(x.device)):
-        return linear(x, copy, bias, out, residual, norm, normed)
-    rows = _check(x, weight, bias, norm)
-    if residual is not None:
-        check("residual", residual, x.dtype, (rows, weight.columns))
-    out = output(out, x, (rows, weight.columns))
-    device = check_devices({"x": x, "weight": weight.codes, "bias": bias, "residual": residual, "out": out})
-    if isinstance(weight, CodedWeight):
-        coded_cuda.linear(x, weight, bias, residual, out, norm, normed, uniform)
+def linear(p: Product[PackedWeight]) -> Tensor:
+    if (dense := _copied(p)) is not None:
+        return dense_products.linear(dense)
+    out = prepare(p)
+    if coded_cuda.computes(p):
+        coded_cuda.linear(p, out)
         return out
-    if device.type == "cuda" and w8a8.launch(x, weight, bias, residual, out, norm=norm, uniform=uniform):
+    if p.x.is_cuda and w8a8.launch(p, out):
         return out
-    if norm is not None:
-        x = normed_rows(x, norm, normed)
-    if device.type == "cpu":
-        quantised_cpu.linear(x, weight, bias, residual, out)
+    p = without_norm(p)
+    if p.x.is_cpu:
+        quantised_cpu.linear(p, out)
         return out
-    x, matrix = _turned(x, weight), dequantise(weight).to(x.dtype)
-    if uniform:
-        return linear(x, matrix, bias, out, residual, uniform=True)
-    cuda.library_linear(x, matrix, bias, residual, out)
+    x, matrix = _turned(p.x, p.weight), dequantise(p.weight).to(p.x.dtype)
+    dense = Product(x, matrix, p.bias, out=out, residual=p.residual, uniform=p.uniform)
+    if p.uniform:
+        return dense_products.linear(dense)
+    dense_cuda.library_linear(dense, out)
     return out
 
 
-def quantised_gated_linear(
-    x: Tensor,
-    weight: PackedWeight,
-    kind: Gate,
-    bias: Tensor | None = None,
-    out: Tensor | None = None,
-    scratch: Tensor | None = None,
-    norm: RmsNorm | None = None,
-    normed: Tensor | None = None,
-    uniform: bool = False,
-    copy: Tensor | None = None,
-) -> Tensor:
-    """`act_and_mul(quantised_linear(x, weight, bias), kind)`; arguments as in `gated_linear` and there. Raises
-    ValueError for an odd number of rows."""
-    if copy is not None and not uniform and prefers_copy(len(x), cuda.chip(x.device)):
-        return gated_linear(x, copy, kind, bias, out, scratch, norm, normed)
-    if weight.columns % 2:
-        raise ValueError(f"weight must have an even number of rows, not {weight.columns}")
-    rows = _check(x, weight, bias, norm)
-    out = output(out, x, (rows, weight.columns // 2))
-    device = check_devices({"x": x, "weight": weight.codes, "bias": bias, "out": out})
-    if isinstance(weight, CodedWeight):
-        coded_cuda.gated_linear(x, weight, kind, bias, out, scratch, norm, normed, uniform)
+def gated_linear(p: Product[PackedWeight], kind: Gate, scratch: Tensor | None) -> Tensor:
+    if (dense := _copied(p)) is not None:
+        return dense_products.gated_linear(dense, kind, scratch)
+    out = prepare(p, gated=True)
+    if coded_cuda.computes(p):
+        coded_cuda.gated_linear(p, kind, out, scratch)
         return out
-    if device.type == "cuda" and w8a8.launch(x, weight, bias, None, out, code_of(kind), norm, uniform):
+    if p.x.is_cuda and w8a8.launch(p, out, code_of(kind)):
         return out
-    product = quantised_linear(x, weight, bias, scratch, None, norm, normed, uniform)
-    return act_and_mul(product, kind, out=out)
+    return act_and_mul(linear(p._replace(out=scratch)), kind, out=out)
+
+
+def _copied(p: Product[PackedWeight]) -> Product[Tensor] | None:
+    """The product with the weight's copy, where that is faster."""
+    if p.copy is None or p.uniform or not prefers_copy(len(p.x), cuda.chip(p.x.device)):
+        return None
+    return Product(p.x, p.copy, p.bias, out=p.out, residual=p.residual, norm=p.norm, normed=p.normed)
 
 
 def takes_copy(weight: PackedWeight) -> bool:
@@ -115,18 +83,6 @@ def copy_of(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     copy = torch.empty_like(in_order)
     copy[:, weight.order.long()] = in_order
     return copy
-
-
-def _check(x: Tensor, weight: PackedWeight, bias: Tensor | None, norm: RmsNorm | None) -> int:
-    """Returns the number of rows."""
-    float_type("x", x)
-    rows, depth = rows_of("x", x)
-    if depth != weight.depth:
-        raise ValueError(f"x must have {weight.depth} columns, not {depth}")
-    if bias is not None:
-        check("bias", bias, x.dtype, (weight.columns,))
-    check_norm(norm, x)
-    return rows
 
 
 def _turned(x: Tensor, weight: PackedWeight) -> Tensor:

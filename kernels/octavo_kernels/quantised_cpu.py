@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from octavo_kernels import _cpu
 from octavo_kernels.operands import DTYPES, address, rows_at
+from octavo_kernels.product import Product
 from octavo_kernels.weights import PER_BYTE, Activations, Codes, PackedWeight, QuantisedWeight, Scheme, values
 
 PANEL, COLUMNS = 16, 64
@@ -46,8 +47,9 @@ def pack(weight: QuantisedWeight) -> PackedWeight:
     )
 
 
-def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
-    """Writes `out[T, columns]`. All arguments are checked."""
+def linear(p: Product[PackedWeight], out: Tensor) -> None:
+    """Writes `out[T, columns]`. All operands are checked, and there is no norm."""
+    weight = p.weight
     scheme, groups = weight.scheme, weight.scales.shape[1]
     packed_depth = weight.codes.shape[1] * 4 * PER_BYTE[scheme.codes]
     step = _step(scheme, weight.depth)
@@ -68,7 +70,9 @@ def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, residual: Tenso
         address(weight.zeros),
         address(weight.order),
     )
-    _cpu.quantised_linear(DTYPES[x.dtype], rows_at(x), packed, address(bias), rows_at(residual), rows_at(out), len(x))
+    _cpu.quantised_linear(
+        DTYPES[p.x.dtype], rows_at(p.x), packed, address(p.bias), rows_at(p.residual), rows_at(out), len(p.x)
+    )
 
 
 def _check(weight: QuantisedWeight) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from octavo_kernels import choice, cuda
 from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
-from octavo_kernels.operands import DTYPES, RmsNorm, address, rows_at
+from octavo_kernels.operands import DTYPES, RmsNorm, address, norm_at, rows_at
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Activations, Codes, PackedWeight, Scheme
 
 BLOCK = 128  # of the depth, what a scale is for where there are several for a row
@@ -47,7 +48,7 @@ def quantise(x: Tensor, kind: Activations, group: int = 0, norm: RmsNorm | None 
         torch.empty((groups, -(-rows // 4) * 4), dtype=torch.float32, device=x.device)[:, :rows],
     )
     cuda.run(
-        "quantise_rows", x.device, DTYPES[x.dtype], CELLS[kind], bool(group), _rows(x), _norm_operand(norm),
+        "quantise_rows", x.device, DTYPES[x.dtype], CELLS[kind], bool(group), _rows(x), norm_at(norm),
         coded.operand(), rows, depth,
     )  # fmt: skip
     return coded
@@ -73,78 +74,56 @@ def form_of_scheme(scheme: Scheme, depth: int) -> Form | None:
     return Form.FP8 if per_row else Form.FP8_BLOCKS if in_blocks else None
 
 
-def launch(
-    x: Tensor,
-    weight: PackedWeight,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out: Tensor,
-    activation: int | None = None,
-    norm: RmsNorm | None = None,
-    uniform: bool = False,
-) -> bool:
+def launch(p: Product[PackedWeight], out: Tensor, activation: int | None = None) -> bool:
     """Launches the product if a kernel is chosen for it. x becomes codes, with its norm, in a launch of its own, or, of
     one row, in the product's; all that follows the product is in its launch. Returns whether it did."""
+    x, weight, norm = p.x, p.weight, p.norm
     form, gated = form_of(weight), activation is not None
     if form is None or cuda.compiled is None or x.dtype not in cuda.HALF or weight.depth > WIDEST[2]:
         return False
     if len(x) == 0 or weight.columns % (16 if gated else 8):
         return False
     norm_weight = None if norm is None else norm.weight
-    if not _aligned(x, weight.codes, weight.scales, bias, residual, out, norm_weight):
+    if not _aligned(x, weight.codes, weight.scales, p.bias, p.residual, out, norm_weight):
         return False
     chip = cuda.chip(x.device)
-    chosen = choice.choose_w8a8(len(x), weight.columns, weight.depth, form, chip, norm is not None, uniform)
+    chosen = choice.choose_w8a8(len(x), weight.columns, weight.depth, form, chip, norm is not None, p.uniform)
     if chosen is None:
         return False
-    operands = _Operands(x, weight, bias, residual, out, (gated, activation or 0), norm, form is Form.FP8_BLOCKS)
+    gate, in_blocks = (gated, activation or 0), form is Form.FP8_BLOCKS
     if chosen.kernel is W8A8Kernel.ROW:
-        return operands.multiply_row()
-    operands.multiply(chosen)
+        return _multiply_row(p, out, gate, in_blocks)
+    _multiply(p, out, gate, in_blocks, chosen)
     return True
 
 
-class _Operands(NamedTuple):
-    """Operands of a product that a kernel takes."""
-
-    x: Tensor
-    weight: PackedWeight
-    bias: Tensor | None
-    residual: Tensor | None
-    out: Tensor
-    gate: tuple[bool, int]
-    norm: RmsNorm | None
-    in_blocks: bool
-
-    def multiply_row(self) -> bool:
-        """Multiplies one row. True if there was room for it."""
-        x, weight = self.x, self.weight
-        return bool(
-            cuda.run(
-                "w8a8_row", x.device, DTYPES[x.dtype], CELLS[weight.scheme.activations], self.in_blocks,
-                x.data_ptr(), _norm_operand(self.norm), CodedRows(weight.codes, weight.scales).operand(),
-                address(self.bias), address(self.residual), self.out.data_ptr(), weight.columns, weight.depth,
-                self.gate,
-            )
-        )  # fmt: skip
-
-    def multiply(self, chosen: W8A8Launch) -> None:
-        x, weight, kind = self.x, self.weight, self.weight.scheme.activations
-        coded = quantise(x, kind, BLOCK if self.in_blocks else 0, self.norm)
+def _multiply_row(p: Product[PackedWeight], out: Tensor, gate: tuple[bool, int], in_blocks: bool) -> bool:
+    """Multiplies one row. True if there was room for it."""
+    x, weight = p.x, p.weight
+    return bool(
         cuda.run(
-            "w8a8_linear", x.device, DTYPES[x.dtype], CELLS[kind], self.in_blocks, coded.operand(),
-            CodedRows(weight.codes, weight.scales).operand(), address(self.bias), _rows(self.residual),
-            _rows(self.out), len(x), weight.columns, weight.depth, self.gate, tuple(chosen),
-        )  # fmt: skip
+            "w8a8_row", x.device, DTYPES[x.dtype], CELLS[weight.scheme.activations], in_blocks, x.data_ptr(),
+            norm_at(p.norm), CodedRows(weight.codes, weight.scales).operand(), address(p.bias),
+            address(p.residual), out.data_ptr(), weight.columns, weight.depth, gate,
+        )
+    )  # fmt: skip
+
+
+def _multiply(
+    p: Product[PackedWeight], out: Tensor, gate: tuple[bool, int], in_blocks: bool, chosen: W8A8Launch
+) -> None:
+    x, weight, kind = p.x, p.weight, p.weight.scheme.activations
+    coded = quantise(x, kind, BLOCK if in_blocks else 0, p.norm)
+    cuda.run(
+        "w8a8_linear", x.device, DTYPES[x.dtype], CELLS[kind], in_blocks, coded.operand(),
+        CodedRows(weight.codes, weight.scales).operand(), address(p.bias), _rows(p.residual), _rows(out), len(x),
+        weight.columns, weight.depth, gate, tuple(chosen),
+    )  # fmt: skip
 
 
 def _rows(tensor: Tensor | None) -> tuple[int, int]:
     """Address and distance of rows; that of a single row, which may be anything, is none."""
     return rows_at(tensor) if tensor is None or len(tensor) > 1 else (tensor.data_ptr(), 0)
-
-
-def _norm_operand(norm: RmsNorm | None) -> tuple[int, float, float]:
-    return cuda.NO_NORM if norm is None else (norm.weight.data_ptr(), norm.eps, norm.offset)
 
 
 def _aligned(*tensors: Tensor | None) -> bool:

@@ -17,11 +17,12 @@ from exchange_alone import exchange
 from step_words import step_message
 from torch import Tensor
 
-from octavo_kernels import choice, coded_choice, coded_cuda, cuda, ops, pools, step, w8a8
+from octavo_kernels import choice, coded_choice, coded_cuda, cuda, dense_cuda, ops, pools, step, w8a8
 from octavo_kernels.adjust import Adjustment, adjust, pack
 from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.product import Product
 from octavo_kernels.ranks import best_part, draw_part
 from octavo_kernels.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
 
@@ -208,9 +209,9 @@ def cache() -> None:
     blocks = data(6, 2, 2, 2, BLOCK * 64)
     ops.copy_blocks(blocks, torch.tensor([[1, 4], [2, 5]]).cuda())
     if pools.reads_host(blocks.device):
-        mapped = pools.empty_pools(3, 2, 1, 1, BLOCK, 64, BF16, blocks.device)
+        mapped = pools.empty_pools(3, 2, ops.block_bytes(1, 1, BLOCK, 64, BF16), BF16, blocks.device)
         k, slots = data(48, 1, 64), torch.arange(48).cuda()
-        ops.write_kv(k, k, mapped.blocks[:, 0], slots, BLOCK)
+        ops.write_kv(k, k, mapped.blocks.unflatten(1, (2, 1, -1)), slots, BLOCK)
         ops.copy_blocks(mapped.blocks, ints(1, mapped.first_host_block, dtype=I64).view(1, 2))
     host = torch.zeros(3, *blocks.shape[1:], dtype=BF16).pin_memory()
     ops.swap_blocks(blocks, host, torch.tensor([[1, 0], [4, 2]]))
@@ -239,28 +240,28 @@ def linear() -> None:
     for rows in (1, 5, 8, 16, 31):
         for columns, depth in ((272, 576), (48, 128), (1008, 2112), (72, 5184)):
             x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
-            for options in ({}, {"norm": RmsNorm(data(depth))}):
+            for norm in (None, RmsNorm(data(depth))):
                 out, half = empty(rows, columns), empty(rows, columns // 2)
-                cuda.launch_linear(x, weight, None, None, out, **options)
-                cuda.launch_linear(x, weight, bias, data(rows, columns), out, **options)
-                cuda.launch_linear(x, weight, bias, None, half, activation=0, **options)
+                dense_cuda.launch_linear(Product(x, weight, norm=norm), out)
+                dense_cuda.launch_linear(Product(x, weight, bias, residual=data(rows, columns), norm=norm), out)
+                dense_cuda.launch_linear(Product(x, weight, bias, norm=norm), half, 0)
     for columns, depth in ((25352, 64), (16000, 2112)):  # of so many rows, some are drawn
         x, weight = data(9, depth), data(columns, depth)
-        cuda.launch_linear(x, weight, None, None, empty(9, columns), counter=ints(0))
+        dense_cuda.launch_linear(Product(x, weight, counter=ints(0)), empty(9, columns))
     if cuda.runs_hopper_code(torch.device("cuda")):
         for rows, columns, depth in ((1, 263, 520), (70, 40, 128), (300, 264, 520)):
             x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
-            ops.linear(x, weight, bias, residual=data(rows, columns), uniform=True)
+            ops.linear(Product(x, weight, bias, residual=data(rows, columns), uniform=True))
 
 
 def wide() -> None:
     """Products of dozens of rows: of one and two consumers, pairs with the same rows or the same weights, several tiles
     for a block; with a gate and without one."""
     for rows, columns, depth in ((40, 272, 576), (100, 7424, 136), (129, 11424, 72), (1000, 6160, 136), (300, 80, 520)):
-        cuda.launch_linear(data(rows, depth), data(columns, depth), None, None, empty(rows, columns // 2), activation=0)
+        dense_cuda.launch_linear(Product(data(rows, depth), data(columns, depth)), empty(rows, columns // 2), 0)
     for rows, columns, depth in ((50, 33032, 520), (33, 6144, 2760)):
         x, weight, bias = data(rows, depth), data(columns, depth), data(columns)
-        cuda.launch_linear(x, weight, bias, data(rows, columns), empty(rows, columns))
+        dense_cuda.launch_linear(Product(x, weight, bias, residual=data(rows, columns)), empty(rows, columns))
 
 
 def w8a8_products() -> None:
@@ -282,8 +283,9 @@ def w8a8_products() -> None:
                 scales = data(-(-depth // group), columns, dtype=F32)
                 weight = ops.pack(QuantisedWeight(scheme._replace(group=group), stored.cuda(), scales))
                 x, bias, norm = data(rows, depth), data(columns), RmsNorm(data(depth))
-                assert w8a8.launch(x, weight, bias, data(rows, columns), empty(rows, columns), norm=norm)
-                assert w8a8.launch(x, weight, None, None, empty(rows, columns // 2), 0)
+                everything = Product(x, weight, bias, residual=data(rows, columns), norm=norm)
+                assert w8a8.launch(everything, empty(rows, columns))
+                assert w8a8.launch(Product(x, weight), empty(rows, columns // 2), 0)
     choice.choose_w8a8 = chosen
 
 
@@ -297,10 +299,10 @@ def coded() -> None:
                 x, bias, residual = data(rows, 1320), data(96), data(rows, 96)
                 launches = [(residual, None)] if rows > 1 else [(residual, None), (None, RmsNorm(data(1320)))]
                 for more, norm in launches:
-                    coded_cuda._launch(x, weight, bias, more, empty(rows, 96), norm=norm)
-                coded_cuda._launch(x, weight, None, None, empty(rows, 48), activation=0)
+                    coded_cuda.launch(Product(x, weight, bias, residual=more, norm=norm), empty(rows, 96))
+                coded_cuda.launch(Product(x, weight), empty(rows, 48), 0)
                 if cuda.runs_hopper_code(x.device):
-                    coded_cuda._launch(x, weight, None, None, empty(rows, 96), uniform=True)
+                    coded_cuda.launch(Product(x, weight, uniform=True), empty(rows, 96))
 
 
 def coded_wide() -> None:
@@ -312,8 +314,8 @@ def coded_wide() -> None:
         weight = coded_cuda.pack(random_weight(kind, group, 416, 456, kind is Codes.INT4, device="cuda"))
         for rows in (33, launch.tokens + 20):
             x, residual = data(rows, 456), data(rows, 416)
-            assert coded_cuda._launch(x, weight, data(416), residual, residual)
-            assert coded_cuda._launch(x, weight, None, None, empty(rows, 208), activation=0)
+            assert coded_cuda.launch(Product(x, weight, data(416), residual=residual), residual)
+            assert coded_cuda.launch(Product(x, weight), empty(rows, 208), 0)
     coded_choice.choose_coded = chosen
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from octavo_kernels import choice
+from octavo_kernels.chips import Chip
 from octavo_kernels.choice import (
     Alignment,
-    Chip,
     Ending,
     Form,
     Kernel,

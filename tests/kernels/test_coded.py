@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from octavo_kernels import ops
-from octavo_kernels.choice import Chip, Ending
+from octavo_kernels.chips import Chip
+from octavo_kernels.choice import Ending
 from octavo_kernels.coded import Bricks, CodedWeight, bricks_of, lay_out
 from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch, choose_coded, prefers_copy
 from octavo_kernels.weights import PER_BYTE, Activations, Codes, QuantisedWeight, Scheme, values

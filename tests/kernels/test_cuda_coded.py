@@ -7,6 +7,7 @@ from octavo_kernels import coded_choice, coded_cuda, cuda, ops, reference
 from octavo_kernels.coded import CodedWeight
 from octavo_kernels.coded_choice import CodedKernel
 from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Codes, dequantise
 
 from .coded_weights import FORM_NAMES, FORMS, ROW, random_weight
@@ -51,8 +52,12 @@ def assert_product(got, x, exact, bias=None, residual=None, rounded_weight=False
     assert ((got.double() - expected).abs() <= bound).all()
 
 
+def chosen_for(x, weight):
+    return coded_cuda._choose(Product(x, weight), x.new_empty(len(x), weight.columns), False)
+
+
 def rounds_weights(weight, x):
-    launch = coded_cuda._choose(x, weight, None, False, None, False)
+    launch = chosen_for(x, weight)
     return launch is None or launch.kernel in (CodedKernel.MATRIX, CodedKernel.WIDE)
 
 
@@ -76,7 +81,7 @@ def test_products_of_every_number_of_rows(dtype, columns, depth, kind, group):
             x, bias, residual = rows_of(rows, columns, depth, dtype)
             for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
                 out = torch.full_like(residual, float("nan"))
-                assert ops.quantised_linear(x, weight, b, out, r) is out
+                assert ops.linear(Product(x, weight, b, out=out, residual=r)) is out
                 assert_product(out, x, exact, b, r, rounds_weights(weight, x))
 
 
@@ -84,7 +89,7 @@ def test_rows_in_float32_take_the_matrix():
     weight, exact = make(Codes.INT4, 128, 264, 1032)
     x, bias, residual = rows_of(3, 264, 1032, torch.float32)
     torch.testing.assert_close(
-        ops.quantised_linear(x, weight, bias, residual=residual).double(),
+        ops.linear(Product(x, weight, bias, residual=residual)).double(),
         reference.linear(x.double(), exact, bias.double(), residual.double()),
         atol=1e-4, rtol=1e-4,
     )  # fmt: skip
@@ -98,8 +103,8 @@ def test_every_kernel_is_the_one_that_was_chosen(kind, group, kernel):
     rows = {"few": 1, "tiles": 20, "wide": 70, "matrix": 4100}[kernel]
     x, _, _ = rows_of(rows, 1024, 1024, torch.bfloat16)
     out = torch.empty(rows, 1024, dtype=x.dtype, device="cuda")
-    assert coded_cuda._choose(x, weight, None, False, None, False).kernel is CodedKernel[kernel.upper()]
-    assert coded_cuda._launch(x, weight, None, None, out) == (kernel != "matrix")
+    assert chosen_for(x, weight).kernel is CodedKernel[kernel.upper()]
+    assert coded_cuda.launch(Product(x, weight), out) == (kernel != "matrix")
     if kernel != "matrix":
         assert_product(out, x, exact, rounded_weight=kernel == "wide")
 
@@ -110,10 +115,10 @@ def test_codes_in_another_order_meet_their_columns(dtype, rows):
     weight, exact = make(Codes.INT4, 128, 264, 1024, zeros=True, order=True)
     x, bias, residual = rows_of(rows, 264, 1024, dtype)
     norm = RmsNorm(torch.rand(1024, device="cuda").to(dtype), 1e-5)
-    got = ops.quantised_linear(x, weight, bias, residual=residual)
+    got = ops.linear(Product(x, weight, bias, residual=residual))
     assert_product(got, x, exact, bias, residual, rounded_weight=True)
     normed = ops.rms_norm(x, norm.weight, norm.eps)
-    assert torch.equal(ops.quantised_linear(x, weight, norm=norm), ops.quantised_linear(normed, weight))
+    assert torch.equal(ops.linear(Product(x, weight, norm=norm)), ops.linear(Product(normed, weight)))
 
 
 @pytest.mark.parametrize("order", [False, True])
@@ -126,16 +131,16 @@ def test_products_of_many_rows_are_those_of_the_copy(columns, rows, order):
     assert torch.equal(copy, exact.to(x.dtype))
     norm = RmsNorm(torch.rand(1024, device="cuda").to(x.dtype), 1e-5)
     torch.cuda.synchronize()  # kernels read weights from before the previous one has ended
-    got = ops.quantised_linear(x, weight, bias, residual=residual, norm=norm, copy=copy)
-    gate = ops.quantised_gated_linear(x, weight, "silu", norm=norm, copy=copy)
+    got = ops.linear(Product(x, weight, bias, residual=residual, norm=norm, copy=copy))
+    gate = ops.gated_linear(Product(x, weight, norm=norm, copy=copy), "silu")
     if rows > coded_choice.CODED_NARROW_ROWS:
-        assert torch.equal(got, ops.linear(x, copy, bias, residual=residual, norm=norm))
-        assert torch.equal(gate, ops.gated_linear(x, copy, "silu", norm=norm))
+        assert torch.equal(got, ops.linear(Product(x, copy, bias, residual=residual, norm=norm)))
+        assert torch.equal(gate, ops.gated_linear(Product(x, copy, norm=norm), "silu"))
     else:
-        assert torch.equal(got, ops.quantised_linear(x, weight, bias, residual=residual, norm=norm))
-        assert torch.equal(gate, ops.quantised_gated_linear(x, weight, "silu", norm=norm))
-    uniform = ops.quantised_linear(x, weight, uniform=True)
-    assert torch.equal(ops.quantised_linear(x, weight, uniform=True, copy=copy), uniform)
+        assert torch.equal(got, ops.linear(Product(x, weight, bias, residual=residual, norm=norm)))
+        assert torch.equal(gate, ops.gated_linear(Product(x, weight, norm=norm), "silu"))
+    uniform = ops.linear(Product(x, weight, uniform=True))
+    assert torch.equal(ops.linear(Product(x, weight, uniform=True, copy=copy)), uniform)
 
 
 @pytest.mark.parametrize(("width", "depth"), [(16, 128), (512, 1024), (80, 9216), (24, 256), (14336, 512)])
@@ -147,7 +152,7 @@ def test_gates(rows, kind, width, depth):
     for b in (None, bias):
         for activation in ("silu", "gelu", "gelu_tanh"):
             out = torch.full((rows, width), float("nan"), dtype=x.dtype, device="cuda")
-            assert ops.quantised_gated_linear(x, weight, activation, b, out=out) is out
+            assert ops.gated_linear(Product(x, weight, b, out=out), activation) is out
             product = reference.linear(x.double(), exact, None if b is None else b.double())
             expected = reference.act_and_mul(product.bfloat16().double(), activation)
             torch.testing.assert_close(out.double(), expected, atol=4e-2, rtol=4e-2)
@@ -159,8 +164,8 @@ def test_a_gate_is_the_activation_of_the_product_bit_for_bit(uniform):
     for rows in (1, 8, 40, 129):
         x, bias, _ = rows_of(rows, 1024, 1024, torch.bfloat16)
         for b in (None, bias):
-            apart = ops.act_and_mul(ops.quantised_linear(x, weight, b, uniform=uniform), "silu")
-            assert torch.equal(ops.quantised_gated_linear(x, weight, "silu", b, uniform=uniform), apart)
+            apart = ops.act_and_mul(ops.linear(Product(x, weight, b, uniform=uniform)), "silu")
+            assert torch.equal(ops.gated_linear(Product(x, weight, b, uniform=uniform), "silu"), apart)
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(1024, 1024), (272, 576), (80, 8192), (80, 9216)])
@@ -172,10 +177,10 @@ def test_norms_on_the_way_change_no_bit(columns, depth, rows):
         norm = RmsNorm(torch.rand(depth, device="cuda").bfloat16(), 1e-5, offset)
         torch.cuda.synchronize()  # kernels read weights from before the previous one has ended
         normed = ops.rms_norm(x, norm.weight, norm.eps, offset=offset)
-        got = ops.quantised_linear(x, weight, bias, residual=residual, norm=norm)
-        assert torch.equal(got, ops.quantised_linear(normed, weight, bias, residual=residual))
-        gated = ops.quantised_gated_linear(x, weight, "silu", norm=norm)
-        assert torch.equal(gated, ops.quantised_gated_linear(normed, weight, "silu"))
+        got = ops.linear(Product(x, weight, bias, residual=residual, norm=norm))
+        assert torch.equal(got, ops.linear(Product(normed, weight, bias, residual=residual)))
+        gated = ops.gated_linear(Product(x, weight, norm=norm), "silu")
+        assert torch.equal(gated, ops.gated_linear(Product(normed, weight), "silu"))
 
 
 @pytest.mark.parametrize(("kind", "group"), FORMS, ids=FORM_NAMES)
@@ -183,11 +188,11 @@ def test_norms_on_the_way_change_no_bit(columns, depth, rows):
 def test_a_uniform_row_feels_neither_the_others_nor_their_number(columns, depth, kind, group):
     weight, exact = make(kind, group, columns, depth)
     x, bias, residual = rows_of(300, columns, depth, torch.bfloat16)
-    together = ops.quantised_linear(x, weight, bias, residual=residual, uniform=True)
+    together = ops.linear(Product(x, weight, bias, residual=residual, uniform=True))
     assert_product(together, x, exact, bias, residual)
     for n in (1, 2, 8, 9, 16, 17, 33, 64, 65, 129, 299):
-        first = ops.quantised_linear(x[:n], weight, bias, residual=residual[:n], uniform=True)
-        last = ops.quantised_linear(x[-n:], weight, bias, residual=residual[-n:], uniform=True)
+        first = ops.linear(Product(x[:n], weight, bias, residual=residual[:n], uniform=True))
+        last = ops.linear(Product(x[-n:], weight, bias, residual=residual[-n:], uniform=True))
         assert torch.equal(first, together[:n])
         assert torch.equal(last, together[-n:])
 
@@ -197,10 +202,10 @@ def test_a_uniform_row_feels_neither_the_others_nor_their_number(columns, depth,
 def test_few_rows_feel_neither_the_others_nor_their_number(columns, depth, fewest, most):
     weight, _ = make(Codes.INT4, 128, columns, depth)
     x, _, _ = rows_of(most, columns, depth, torch.bfloat16)
-    together = ops.quantised_linear(x, weight)
+    together = ops.linear(Product(x, weight))
     for n in range(fewest, most):
-        assert torch.equal(ops.quantised_linear(x[:n], weight), together[:n])
-        assert torch.equal(ops.quantised_linear(x[-n:], weight), together[-n:])
+        assert torch.equal(ops.linear(Product(x[:n], weight)), together[:n])
+        assert torch.equal(ops.linear(Product(x[-n:], weight)), together[-n:])
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(1024, 3072), (28672, 4096), (4096, 14336)])
@@ -208,10 +213,10 @@ def test_few_rows_feel_neither_the_others_nor_their_number(columns, depth, fewes
 def test_the_same_bits_run_to_run(rows, columns, depth):
     weight, _ = make(Codes.INT4, 128, columns, depth, zeros=True)
     x, bias, residual = rows_of(rows, columns, depth, torch.bfloat16)
-    first = ops.quantised_linear(x, weight, bias, residual=residual)
+    first = ops.linear(Product(x, weight, bias, residual=residual))
     differing = torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(200):
-        differing |= (ops.quantised_linear(x, weight, bias, residual=residual) != first).any()
+        differing |= (ops.linear(Product(x, weight, bias, residual=residual)) != first).any()
     assert not differing
 
 
@@ -222,7 +227,7 @@ def test_strided_arguments_and_nothing_beside_the_output(rows, columns):
     wide_x = torch.randn(rows, 600, device="cuda").half()
     x = wide_x[:, 40:552]
     out = torch.full((rows + 1, columns + 128), 7.0, dtype=torch.float16, device="cuda")
-    ops.quantised_linear(x, weight, out=out[:rows, 64 : columns + 64])
+    ops.linear(Product(x, weight, out=out[:rows, 64 : columns + 64]))
     assert_product(out[:rows, 64 : columns + 64], x, exact, rounded_weight=rows > coded_choice.CODED_NARROW_ROWS)
     assert (out[rows:] == 7).all()
     assert (out[:, :64] == 7).all()
@@ -236,15 +241,15 @@ def test_nan_beside_x_and_in_padding_rows_reaches_nothing(rows):
     wide = torch.full((rows + 130, 256), float("nan"), device="cuda", dtype=torch.bfloat16)
     x = wide[:rows, :136]
     x.copy_(torch.randn(rows, 136))
-    assert_product(ops.quantised_linear(x, weight), x, exact, rounded_weight=True)
+    assert_product(ops.linear(Product(x, weight)), x, exact, rounded_weight=True)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40, 140, 600])
 def test_result_may_go_into_the_residual(rows):
     weight, _ = make(Codes.INT8, 128, 1024, 1024)
     x, _, residual = rows_of(rows, 1024, 1024, torch.bfloat16)
-    expected = ops.quantised_linear(x, weight, residual=residual)
-    assert ops.quantised_linear(x, weight, out=residual, residual=residual) is residual
+    expected = ops.linear(Product(x, weight, residual=residual))
+    assert ops.linear(Product(x, weight, out=residual, residual=residual)) is residual
     assert torch.equal(residual, expected)
 
 
@@ -261,9 +266,9 @@ def test_a_chain_of_products_in_a_graph(rows, width, wide):
 
     def chain(settle):
         for _ in range(12):
-            ops.quantised_linear(x, weights[0], out=up)
+            ops.linear(Product(x, weights[0], out=up))
             settle()
-            ops.quantised_linear(up, weights[1], out=x, residual=x)
+            ops.linear(Product(up, weights[1], out=x, residual=x))
             settle()
 
     torch.manual_seed(rows)
@@ -273,8 +278,8 @@ def test_a_chain_of_products_in_a_graph(rows, width, wide):
 def test_no_rows_are_no_launch():
     weight, _ = make(Codes.INT4, 128, 64, 128)
     empty = torch.empty(0, 128, dtype=torch.bfloat16, device="cuda")
-    assert ops.quantised_linear(empty, weight).shape == (0, 64)
-    assert ops.quantised_gated_linear(empty, weight, "silu").shape == (0, 32)
+    assert ops.linear(Product(empty, weight)).shape == (0, 64)
+    assert ops.gated_linear(Product(empty, weight), "silu").shape == (0, 32)
 
 
 def test_what_the_module_refuses_it_does_not_launch():
@@ -287,7 +292,7 @@ def test_what_the_module_refuses_it_does_not_launch():
             17, cuda.NO_GATE, cuda.NO_NORM,
         )  # fmt: skip
     with pytest.raises(ValueError, match="uniform"):
-        ops.quantised_linear(torch.randn(2, 129, device="cuda").bfloat16()[:, 1:], weight, uniform=True)
+        ops.linear(Product(torch.randn(2, 129, device="cuda").bfloat16()[:, 1:], weight, uniform=True))
     assert (out == 7).all()
 
 

@@ -5,6 +5,7 @@ import torch
 
 from octavo_kernels import coded_choice, coded_cuda, cuda, ops, reference
 from octavo_kernels.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Codes, dequantise
 
 from .coded_weights import FORM_NAMES, FORMS, random_weight
@@ -62,7 +63,7 @@ def test_products(launch, kind, group):
                     x, bias, residual = rows_of(rows, columns, depth, dtype)
                     for b, r in ((None, None), (bias, residual)):
                         out = torch.full_like(residual, float("nan"))
-                        assert coded_cuda._launch(x, weight, b, r, out)
+                        assert coded_cuda.launch(Product(x, weight, b, residual=r), out)
                         assert_product(out, x, matrix, b, r)
 
 
@@ -75,8 +76,8 @@ def test_a_gate_is_the_activation_of_the_product_bit_for_bit(launch, kind):
             x, bias, _ = rows_of(rows, columns, depth, torch.bfloat16)
             for b in (None, bias):
                 for activation in ("silu", "gelu", "gelu_tanh"):
-                    apart = ops.act_and_mul(ops.quantised_linear(x, weight, b), activation)
-                    assert torch.equal(ops.quantised_gated_linear(x, weight, activation, b), apart)
+                    apart = ops.act_and_mul(ops.linear(Product(x, weight, b)), activation)
+                    assert torch.equal(ops.gated_linear(Product(x, weight, b), activation), apart)
 
 
 @every_launch
@@ -87,7 +88,7 @@ def test_result_may_go_into_the_residual_and_nowhere_beside_it(launch, rows):
     beside = torch.full((rows + 1, 1128), 7.0, dtype=torch.bfloat16, device="cuda")
     out = beside[:rows, 64:1064]
     out.copy_(residual)
-    ops.quantised_linear(x, weight, bias, out=out, residual=out)
+    ops.linear(Product(x, weight, bias, out=out, residual=out))
     assert_product(out, x, matrix, bias, residual)
     assert (beside[rows:] == 7).all()
     assert (beside[:, :64] == 7).all()
@@ -100,7 +101,7 @@ def test_nan_beside_x_and_in_rows_behind_it_reaches_nothing(launch):
     wide = torch.full((300, 512), float("nan"), device="cuda", dtype=torch.bfloat16)
     x = wide[:70, :264]
     x.copy_(torch.randn(70, 264))
-    assert_product(ops.quantised_linear(x, weight), x, matrix)
+    assert_product(ops.linear(Product(x, weight)), x, matrix)
 
 
 @every_launch
@@ -108,7 +109,7 @@ def test_a_row_that_is_not_finite_reaches_no_other(launch):
     weight, matrix = make(Codes.INT4, 128, 264, 1032)
     x, _, _ = rows_of(launch.tokens + 20, 264, 1032, torch.bfloat16)
     x[3, 500], x[-1, 7] = float("nan"), float("inf")
-    got = ops.quantised_linear(x, weight)
+    got = ops.linear(Product(x, weight))
     assert not got[3].isfinite().any()
     assert not got[-1].isfinite().any()
     fine = torch.ones(len(x), dtype=torch.bool, device="cuda")
@@ -121,10 +122,10 @@ def test_a_row_that_is_not_finite_reaches_no_other(launch):
 def test_the_same_bits_run_to_run(launch, columns, depth):
     weight, _ = make(Codes.INT4, 128, columns, depth, zeros=True)
     x, bias, residual = rows_of(2 * launch.tokens - 10, columns, depth, torch.bfloat16)
-    first = ops.quantised_linear(x, weight, bias, residual=residual)
+    first = ops.linear(Product(x, weight, bias, residual=residual))
     differing = torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(200):
-        differing |= (ops.quantised_linear(x, weight, bias, residual=residual) != first).any()
+        differing |= (ops.linear(Product(x, weight, bias, residual=residual)) != first).any()
     assert not differing
 
 

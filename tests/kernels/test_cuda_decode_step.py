@@ -5,6 +5,7 @@ import torch
 
 from octavo_kernels import ops
 from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.product import Product
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
@@ -146,7 +147,7 @@ def test_in_a_graph_behind_the_product_that_it_reads():
     def layers(settle):
         hidden.copy_(x)
         for _ in range(6):
-            ops.linear(hidden, weight, out=step.qkv)
+            ops.linear(Product(hidden, weight, out=step.qkv))
             settle()
             q, out = step.buffers()
             settle()
@@ -155,7 +156,7 @@ def test_in_a_graph_behind_the_product_that_it_reads():
                 out, 0.1, plan=step.plan,
             )  # fmt: skip
             settle()
-            ops.linear(out.flatten(1), out_weight, out=hidden, residual=hidden)
+            ops.linear(Product(out.flatten(1), out_weight, out=hidden, residual=hidden))
             settle()
 
     layers(torch.cuda.synchronize)

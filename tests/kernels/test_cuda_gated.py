@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from octavo_kernels import cuda, ops, reference
+from octavo_kernels import dense_cuda, ops, reference
+from octavo_kernels.product import Product
 
 from .conftest import assert_a_graph_computes_the_same
 
@@ -29,7 +30,7 @@ def make(rows, width, depth, dtype):
 
 def launch(x, weight, kind="silu"):
     out = torch.full((len(x), len(weight) // 2), float("nan"), dtype=x.dtype, device="cuda")
-    assert cuda.launch_linear(x, weight, None, None, out, ops.ACTIVATIONS[kind])
+    assert dense_cuda.launch_linear(Product(x, weight), out, ops.ACTIVATIONS[kind])
     return out
 
 
@@ -68,8 +69,8 @@ def test_strided_arguments_and_nothing_beside_the_output(rows):
     x, weight = wide_x[:, 40:552], wide_weight[8:, 64:576] / 16
     assert not x.is_contiguous()
     out = torch.full((rows + 1, 320), 7.0, dtype=torch.float16, device="cuda")
-    ops.gated_linear(x, weight, "silu", out=out[:rows, 64:256])
-    assert torch.equal(out[:rows, 64:256], ops.gated_linear(x.contiguous(), weight.contiguous(), "silu"))
+    ops.gated_linear(Product(x, weight, out=out[:rows, 64:256]), "silu")
+    assert torch.equal(out[:rows, 64:256], ops.gated_linear(Product(x.contiguous(), weight.contiguous()), "silu"))
     assert (out[rows:] == 7).all()
     assert (out[:, :64] == 7).all()
     assert (out[:, 256:] == 7).all()
@@ -87,9 +88,9 @@ def test_a_chain_of_layers_in_a_graph(rows):
         for _ in range(12):
             ops.rms_norm(x, norm, 1e-5, out=normed)
             settle()
-            assert cuda.launch_linear(normed, up, None, None, middle, ops.ACTIVATIONS["silu"])
+            assert dense_cuda.launch_linear(Product(normed, up), middle, ops.ACTIVATIONS["silu"])
             settle()
-            ops.linear(middle, down, out=x, residual=x)
+            ops.linear(Product(middle, down, out=x, residual=x))
             settle()
 
     torch.manual_seed(rows)
@@ -99,7 +100,7 @@ def test_a_chain_of_layers_in_a_graph(rows):
 def test_what_tiles_do_not_take_goes_another_way():
     x, weight = make(100, 1024, 512, torch.bfloat16)
     bias = torch.randn(2048, device="cuda").bfloat16()
-    assert not cuda.launch_linear(x, weight, bias, None, x.new_empty(100, 1024), ops.ACTIVATIONS["silu"])
-    got = ops.gated_linear(x, weight, "silu", bias)
+    assert not dense_cuda.launch_linear(Product(x, weight, bias), x.new_empty(100, 1024), ops.ACTIVATIONS["silu"])
+    got = ops.gated_linear(Product(x, weight, bias), "silu")
     expected = reference.act_and_mul(x.double() @ weight.double().T + bias.double(), "silu")
     torch.testing.assert_close(got.double(), expected, atol=1e-2, rtol=4 * ROUNDING[x.dtype])

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from octavo_kernels import choice, cuda, ops, reference
+from octavo_kernels import choice, dense_cuda, ops, reference
 from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 
 from .conftest import assert_a_graph_computes_the_same
 
@@ -48,7 +49,7 @@ def test_linear(dtype, rows, columns, depth):
     x, weight, bias, residual = make(rows, columns, depth, dtype)
     for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
         out = torch.full_like(residual, float("nan"))
-        assert ops.linear(x, weight, b, out=out, residual=r) is out
+        assert ops.linear(Product(x, weight, b, out=out, residual=r)) is out
         assert_product(out, x, weight, b, r)
 
 
@@ -56,17 +57,17 @@ def test_the_choice_of_a_library_is_nobody_elses():
     before = torch.backends.cuda.preferred_blas_library()
     for rows in (48, choice.LT_ROWS, choice.LT_ROWS + 1):
         x, weight, bias, residual = make(rows, 5120, 4096, torch.bfloat16)
-        assert_product(ops.linear(x, weight, bias, residual=residual), x, weight, bias, residual)
+        assert_product(ops.linear(Product(x, weight, bias, residual=residual)), x, weight, bias, residual)
         assert torch.backends.cuda.preferred_blas_library() == before
 
 
 def test_a_graph_keeps_the_library_that_was_chosen():
     x, weight, bias, _ = make(48, 5120, 4096, torch.bfloat16)
-    expected = ops.linear(x, weight, bias)
+    expected = ops.linear(Product(x, weight, bias))
     out, graph = torch.empty_like(expected), torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        ops.linear(x, weight, bias, out=out)
+        ops.linear(Product(x, weight, bias, out=out))
     out.fill_(float("nan"))
     graph.replay()
     assert torch.equal(out, expected)
@@ -76,7 +77,7 @@ def test_a_graph_keeps_the_library_that_was_chosen():
 @pytest.mark.parametrize("rows", [1, 2, 8, 16])
 def test_decode_sized_products_are_ours(rows, columns, depth):
     x, weight, bias, residual = make(rows, columns, depth, torch.bfloat16)
-    assert cuda.launch_linear(x, weight, bias, residual, torch.empty_like(residual))
+    assert dense_cuda.launch_linear(Product(x, weight, bias, residual=residual), torch.empty_like(residual))
 
 
 @pytest.mark.parametrize("rows", [choice.FEW_ROWS + 1, choice.SOME_ROWS])
@@ -86,7 +87,7 @@ def test_decode_sized_products_are_ours(rows, columns, depth):
 )
 def test_large_products_of_dozens_of_rows_are_ours_where_tiles_fill_the_chip(rows, columns, depth, ours):
     x, weight, bias, residual = make(rows, columns, depth, torch.bfloat16)
-    assert cuda.launch_linear(x, weight, bias, residual, torch.empty_like(residual)) == ours
+    assert dense_cuda.launch_linear(Product(x, weight, bias, residual=residual), torch.empty_like(residual)) == ours
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -97,11 +98,11 @@ def test_large_products_of_dozens_of_rows_are_ours_where_tiles_fill_the_chip(row
 def test_a_row_feels_neither_the_others_nor_their_number(dtype, columns, depth, rows):
     """From two to the most that our kernel takes: a batch that shrinks or grows leaves a sequence's bits alone."""
     x, weight, bias, residual = make(rows, columns, depth, dtype)
-    together = ops.linear(x, weight, bias, residual=residual)
+    together = ops.linear(Product(x, weight, bias, residual=residual))
     assert_product(together, x, weight, bias, residual)
     for n in {2, 8, 9, min(rows, 17), rows - 1}:
-        assert torch.equal(ops.linear(x[:n], weight, bias, residual=residual[:n]), together[:n])
-        assert torch.equal(ops.linear(x[-n:], weight, bias, residual=residual[-n:]), together[-n:])
+        assert torch.equal(ops.linear(Product(x[:n], weight, bias, residual=residual[:n])), together[:n])
+        assert torch.equal(ops.linear(Product(x[-n:], weight, bias, residual=residual[-n:])), together[-n:])
 
 
 @pytest.mark.parametrize(("columns", "depth"), [(1024, 3072), (16384, 2048), (28672, 4096), (8192, 5120)])
@@ -110,10 +111,10 @@ def test_the_same_bits_run_to_run(rows, columns, depth):
     """Also where weights are read again and again into the same memory, from the device's or, those that fit into it,
     from the L2."""
     x, weight, bias, residual = make(rows, columns, depth, torch.bfloat16)
-    first = ops.linear(x, weight, bias, residual=residual)
+    first = ops.linear(Product(x, weight, bias, residual=residual))
     differing = torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(200):
-        differing |= (ops.linear(x, weight, bias, residual=residual) != first).any()
+        differing |= (ops.linear(Product(x, weight, bias, residual=residual)) != first).any()
     assert not differing
 
 
@@ -128,14 +129,13 @@ def test_drawing_rows_of_the_weights_changes_no_bit(dtype, rows, columns, depth)
     x, weight, bias, residual = make(rows, columns, depth, dtype)
     counter = torch.zeros(1, dtype=torch.int32, device="cuda")
     for b, r in ((None, None), (bias, residual)):
-        expected = ops.linear(x, weight, b, residual=r)
+        expected = ops.linear(Product(x, weight, b, residual=r))
         for _ in range(20):
             out = torch.full_like(expected, float("nan"))
-            assert torch.equal(ops.linear(x, weight, b, out=out, residual=r, counter=counter), expected)
+            assert torch.equal(ops.linear(Product(x, weight, b, out=out, residual=r, counter=counter)), expected)
             assert counter.item() == 0
-    assert torch.equal(
-        ops.gated_linear(x, weight, "silu", bias, counter=counter), ops.gated_linear(x, weight, "silu", bias)
-    )
+    gated = ops.gated_linear(Product(x, weight, bias, counter=counter), "silu")
+    assert torch.equal(gated, ops.gated_linear(Product(x, weight, bias), "silu"))
     assert counter.item() == 0
 
 
@@ -145,8 +145,8 @@ def test_products_that_draw_follow_each_other_in_a_graph_and_beside_another_stre
     head = torch.randn(33000, 4096, device="cuda").bfloat16() / 64
 
     def chain(counter):
-        hidden = ops.linear(x, weight, counter=counter)
-        return ops.linear(ops.linear(hidden, back, counter=counter), head, counter=counter)
+        hidden = ops.linear(Product(x, weight, counter=counter))
+        return ops.linear(Product(ops.linear(Product(hidden, back, counter=counter)), head, counter=counter))
 
     expected = chain(None)
     graphs, streams = [], [torch.cuda.Stream() for _ in range(2)]
@@ -176,8 +176,8 @@ def test_strided_arguments_and_nothing_beside_the_output(rows, columns):
     wide_weight = torch.randn(columns + 8, 640, device="cuda").half()
     x, weight = wide_x[:, 40:552], wide_weight[8:, 64:576]
     out = torch.full((rows + 1, columns + 128), 7.0, dtype=torch.float16, device="cuda")
-    ops.linear(x, weight, out=out[:rows, 64 : columns + 64])
-    assert torch.equal(out[:rows, 64 : columns + 64], ops.linear(x.contiguous(), weight.contiguous()))
+    ops.linear(Product(x, weight, out=out[:rows, 64 : columns + 64]))
+    assert torch.equal(out[:rows, 64 : columns + 64], ops.linear(Product(x.contiguous(), weight.contiguous())))
     assert (out[rows:] == 7).all()
     assert (out[:, :64] == 7).all()
     assert (out[:, columns + 64 :] == 7).all()
@@ -186,8 +186,8 @@ def test_strided_arguments_and_nothing_beside_the_output(rows, columns):
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(5, 1024, 2048), (50, 6144, 4096)])
 def test_result_may_go_into_the_residual(rows, columns, depth):
     x, weight, _, residual = make(rows, columns, depth, torch.bfloat16)
-    expected = ops.linear(x, weight, residual=residual)
-    assert ops.linear(x, weight, out=residual, residual=residual) is residual
+    expected = ops.linear(Product(x, weight, residual=residual))
+    assert ops.linear(Product(x, weight, out=residual, residual=residual)) is residual
     assert torch.equal(residual, expected)
 
 
@@ -202,9 +202,9 @@ def test_a_chain_of_products_in_a_graph(rows, width, wide):
 
     def chain(settle):
         for _ in range(12):
-            ops.linear(x, weights[0], out=up)
+            ops.linear(Product(x, weights[0], out=up))
             settle()
-            ops.linear(up, weights[1], out=x, residual=x)
+            ops.linear(Product(up, weights[1], out=x, residual=x))
             settle()
 
     torch.manual_seed(rows)
@@ -221,15 +221,15 @@ def test_gated_linear(dtype, rows, width, depth):
     for b in (None, bias):
         for kind in ("silu", "gelu", "gelu_tanh"):
             out = torch.full((rows, width), float("nan"), dtype=dtype, device="cuda")
-            assert ops.gated_linear(x, weight, kind, b, out=out) is out
-            expected = reference.act_and_mul(ops.linear(x, weight, b).double(), kind)
+            assert ops.gated_linear(Product(x, weight, b, out=out), kind) is out
+            expected = reference.act_and_mul(ops.linear(Product(x, weight, b)).double(), kind)
             torch.testing.assert_close(out.double(), expected, atol=1e-2, rtol=4 * ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_gated_products_of_a_layer_are_one_launch(rows):
     x, weight, _, _ = make(rows, 6144, 1024, torch.bfloat16)
-    assert cuda.launch_linear(x, weight, None, None, x.new_empty(rows, 3072), ops.ACTIVATIONS["silu"])
+    assert dense_cuda.launch_linear(Product(x, weight), x.new_empty(rows, 3072), ops.ACTIVATIONS["silu"])
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -245,13 +245,13 @@ def test_norms_on_the_way_change_no_bit(dtype, columns, depth, rows):
         norm = RmsNorm(torch.rand(depth, device="cuda").to(dtype), 1e-5, offset)
         torch.cuda.synchronize()  # kernels read weights from before the previous one has ended
         normed = ops.rms_norm(rows_in, norm.weight, norm.eps, offset=offset)
-        assert torch.equal(ops.linear(rows_in, weight, norm=norm), ops.linear(normed, weight))
+        assert torch.equal(ops.linear(Product(rows_in, weight, norm=norm)), ops.linear(Product(normed, weight)))
         assert torch.equal(
-            ops.linear(rows_in, weight, bias, residual=residual, norm=norm),
-            ops.linear(normed, weight, bias, residual=residual),
+            ops.linear(Product(rows_in, weight, bias, residual=residual, norm=norm)),
+            ops.linear(Product(normed, weight, bias, residual=residual)),
         )
-        gated = ops.gated_linear(rows_in, weight, "silu", norm=norm)
-        assert torch.equal(gated, ops.gated_linear(normed, weight, "silu"))
+        gated = ops.gated_linear(Product(rows_in, weight, norm=norm), "silu")
+        assert torch.equal(gated, ops.gated_linear(Product(normed, weight), "silu"))
         assert gated.isfinite().all()
 
 
@@ -259,5 +259,5 @@ def test_norms_on_the_way_change_no_bit(dtype, columns, depth, rows):
 def test_the_norm_of_one_row_is_no_launch_of_its_own(columns, depth):
     x, weight, _, _ = make(1, columns, depth, torch.bfloat16)
     norm, silu = RmsNorm(torch.ones_like(x[0])), ops.ACTIVATIONS["silu"]
-    assert cuda.launch_linear(x, weight, None, None, x.new_empty(1, columns // 2), silu, norm)
-    assert cuda.launch_linear(x, weight, None, None, x.new_empty(1, columns), norm=norm)
+    assert dense_cuda.launch_linear(Product(x, weight, norm=norm), x.new_empty(1, columns // 2), silu)
+    assert dense_cuda.launch_linear(Product(x, weight, norm=norm), x.new_empty(1, columns))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ LENGTHS = [(1, 1000), (1, 17), (5, 700), (200, 900), (64, 64)]  # queries, conte
 
 
 def pools_of(dtype: torch.dtype, head_dim: int) -> Pools:
-    pools = empty_pools(BLOCKS, BLOCKS, LAYERS, KV_HEADS, BLOCK, head_dim, dtype, CUDA)
+    """With all layers apart, as `ops.empty_cache` has them."""
+    pools = empty_pools(BLOCKS, BLOCKS, ops.block_bytes(LAYERS, KV_HEADS, BLOCK, head_dim, dtype), dtype, CUDA)
     assert pools.first_host_block is not None, "this driver maps no memory of the host"
-    return pools
+    apart = (LAYERS, 2, KV_HEADS, -1)
+    return replace(pools, **{name: getattr(pools, name).unflatten(1, apart) for name in ("blocks", "device", "host")})
 
 
 def attend(pools: Pools, q: torch.Tensor, table: torch.Tensor, context: int) -> torch.Tensor:
@@ -82,7 +85,8 @@ def test_blocks_go_to_the_host_and_come_back(dtype: torch.dtype) -> None:
 
 # Others may use the GPU beside a test, so what is free tells nothing: what one pool after the other left behind would
 # sooner or later leave no room for the next.
-LARGE = (2 << 30) // ops.block_bytes(LAYERS, KV_HEADS, BLOCK, 128, torch.bfloat16)
+BYTES = ops.block_bytes(LAYERS, KV_HEADS, BLOCK, 128, torch.bfloat16)
+LARGE = (2 << 30) // BYTES
 
 
 def more_than_the_gpu_holds() -> range:
@@ -92,7 +96,7 @@ def more_than_the_gpu_holds() -> range:
 def test_pools_that_are_gone_leave_nothing() -> None:
     assert reads_host(CUDA)
     for _ in more_than_the_gpu_holds():
-        pools = empty_pools(LARGE, BLOCKS, LAYERS, KV_HEADS, BLOCK, 128, torch.bfloat16, CUDA)
+        pools = empty_pools(LARGE, BLOCKS, BYTES, torch.bfloat16, CUDA)
         pools.blocks[-1].fill_(1.0)
         torch.cuda.synchronize()
         del pools
@@ -102,5 +106,5 @@ def test_pools_that_are_gone_leave_nothing() -> None:
 def test_more_than_there_is_is_refused() -> None:
     twice = 2 * torch.cuda.mem_get_info()[1] // (2 << 30) * LARGE
     with pytest.raises(RuntimeError, match="MiB of the GPU's memory for the KV cache"):
-        empty_pools(twice, 1, LAYERS, KV_HEADS, BLOCK, 128, torch.bfloat16, CUDA)
-    assert len(empty_pools(LARGE, 1, LAYERS, KV_HEADS, BLOCK, 128, torch.bfloat16, CUDA).device) == LARGE
+        empty_pools(twice, 1, BYTES, torch.bfloat16, CUDA)
+    assert len(empty_pools(LARGE, 1, BYTES, torch.bfloat16, CUDA).device) == LARGE

@@ -5,6 +5,7 @@ import torch
 
 from octavo_kernels import ops, reference
 from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.product import Product
 
 from .conftest import assert_a_graph_computes_the_same
 
@@ -30,14 +31,14 @@ def test_products_are_right_and_rows_feel_nothing(dtype, columns, depth):
     x, weight, bias, residual = make(max(ROWS), columns, depth, dtype)
     for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
         together = torch.full_like(residual, float("nan"))
-        assert ops.linear(x, weight, b, out=together, residual=r, uniform=True) is together
+        assert ops.linear(Product(x, weight, b, out=together, residual=r, uniform=True)) is together
         wide = [None if t is None else t.double() for t in (x, weight, b, r)]
         expected = reference.linear(*wide)
         bound = 2e-6 * (wide[0].abs() @ wide[1].abs().T + 1) + ROUNDING[dtype] * expected.abs()
         assert ((together.double() - expected).abs() <= bound).all()
         for n in ROWS:
             for part in (slice(0, n), slice(max(ROWS) - n, None)):
-                alone = ops.linear(x[part], weight, b, residual=None if r is None else r[part], uniform=True)
+                alone = ops.linear(Product(x[part], weight, b, residual=None if r is None else r[part], uniform=True))
                 assert torch.equal(alone, together[part]), n
 
 
@@ -45,8 +46,8 @@ def test_strided_arguments_and_nothing_beside_the_output():
     wide_x, wide_weight = torch.randn(70, 600, device="cuda").half(), torch.randn(200, 640, device="cuda").half()
     x, weight = wide_x[:, 40:552], wide_weight[8:, 64:576]
     out = torch.full((71, 321), 7.0, dtype=torch.float16, device="cuda")
-    ops.linear(x, weight, out=out[:70, 65:257], uniform=True)
-    assert torch.equal(out[:70, 65:257], ops.linear(x.contiguous(), weight.contiguous(), uniform=True))
+    ops.linear(Product(x, weight, out=out[:70, 65:257], uniform=True))
+    assert torch.equal(out[:70, 65:257], ops.linear(Product(x.contiguous(), weight.contiguous(), uniform=True)))
     assert (out[70:] == 7).all()
     assert (out[:, :65] == 7).all()
     assert (out[:, 257:] == 7).all()
@@ -61,9 +62,9 @@ def test_a_chain_of_products_in_a_graph(rows):
 
     def chain(settle):
         for _ in range(12):
-            ops.linear(x, weights[0], out=up, uniform=True)
+            ops.linear(Product(x, weights[0], out=up, uniform=True))
             settle()
-            ops.linear(up, weights[1], out=x, residual=x, uniform=True)
+            ops.linear(Product(up, weights[1], out=x, residual=x, uniform=True))
             settle()
 
     torch.manual_seed(rows)
@@ -73,8 +74,8 @@ def test_a_chain_of_products_in_a_graph(rows):
 @pytest.mark.parametrize("rows", [1, 100])
 def test_gated_products_are_rounded_as_if_stored(rows):
     x, weight, bias, _ = make(rows, 6144, 1024, torch.bfloat16)
-    expected = ops.act_and_mul(ops.linear(x, weight, bias, uniform=True), "silu")
-    assert torch.equal(ops.gated_linear(x, weight, "silu", bias, uniform=True), expected)
+    expected = ops.act_and_mul(ops.linear(Product(x, weight, bias, uniform=True)), "silu")
+    assert torch.equal(ops.gated_linear(Product(x, weight, bias, uniform=True), "silu"), expected)
 
 
 @pytest.mark.parametrize("argument", ["x", "weight"])
@@ -84,7 +85,7 @@ def test_rows_that_cannot_be_copied_are_refused(argument):
     other = "weight" if argument == "x" else "x"
     tensors[other] = tensors[other][:, :64].contiguous()
     with pytest.raises(ValueError, match=argument):
-        ops.linear(**tensors, uniform=True)
+        ops.linear(Product(**tensors, uniform=True))
 
 
 @pytest.mark.parametrize("window", [0, 100])

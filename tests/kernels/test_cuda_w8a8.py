@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo_kernels import choice, cuda, ops, reference, w8a8
 from octavo_kernels.choice import Form, W8A8Kernel, W8A8Launch
 from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Activations, Codes, QuantisedWeight, Scheme
 
 from .conftest import assert_a_graph_computes_the_same
@@ -100,8 +101,7 @@ def make(form, rows, columns, depth, dtype=torch.bfloat16) -> Case:
 
 def product(case: Case, x: Tensor, bias=None, residual=None, **options) -> Tensor:
     out = torch.full((len(x), case.weight.columns), float("nan"), dtype=x.dtype, device="cuda")
-    ran = w8a8.launch(x, ops.pack(case.weight), bias, residual, out, **options)
-    assert ran
+    assert w8a8.launch(Product(x, ops.pack(case.weight), bias, residual=residual, **options), out)
     return out
 
 
@@ -197,7 +197,7 @@ def test_one_row_that_becomes_codes_on_the_way(take, dtype, form, columns, depth
         if columns % 16:
             continue
         out = torch.full((1, columns // 2), float("nan"), dtype=dtype, device="cuda")
-        assert w8a8.launch(x, ops.pack(case.weight), case.bias, None, out, ops.ACTIVATIONS["silu"])
+        assert w8a8.launch(Product(x, ops.pack(case.weight), case.bias), out, ops.ACTIVATIONS["silu"])
         expected = reference.act_and_mul(product(case, x, case.bias).double(), "silu")
         torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=2 * ROUNDING[dtype])
 
@@ -212,7 +212,7 @@ def test_gated_products_are_rounded_as_if_stored(dtype, form, columns, depth, ro
         stored = product(case, case.x, bias)
         for kind in ("silu", "gelu", "gelu_tanh"):
             out = torch.full((rows, columns // 2), float("nan"), dtype=dtype, device="cuda")
-            assert w8a8.launch(case.x, ops.pack(case.weight), bias, None, out, ops.ACTIVATIONS[kind])
+            assert w8a8.launch(Product(case.x, ops.pack(case.weight), bias), out, ops.ACTIVATIONS[kind])
             expected = reference.act_and_mul(stored.double(), kind)
             torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=2 * ROUNDING[dtype])
 
@@ -223,7 +223,7 @@ def test_gates_in_every_kernel_and_tile(take, form, launch):
     take(launch)
     case = make(form, 8 if launch.tokens == 8 else 150, 304, 656)
     out = torch.full((len(case.x), 152), float("nan"), dtype=case.x.dtype, device="cuda")
-    assert w8a8.launch(case.x, ops.pack(case.weight), case.bias, None, out, ops.ACTIVATIONS["silu"])
+    assert w8a8.launch(Product(case.x, ops.pack(case.weight), case.bias), out, ops.ACTIVATIONS["silu"])
     expected = reference.act_and_mul(product(case, case.x, case.bias).double(), "silu")
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=2 * ROUNDING[case.x.dtype])
 
@@ -259,7 +259,7 @@ def test_the_same_bits_run_to_run(form, rows, columns, depth):
     first = product(case, case.x, residual=case.residual)
     differing = torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(100):
-        w8a8.launch(case.x, weight, None, case.residual, out)
+        w8a8.launch(Product(case.x, weight, residual=case.residual), out)
         differing |= (out != first).any()
     assert not differing
 
@@ -270,7 +270,7 @@ def test_strided_arguments_and_nothing_beside_the_output(form, rows):
     case = make(form, rows, 200, 512)
     wide = torch.randn(rows, 600, device="cuda").bfloat16()
     out = torch.full((rows + 1, 320), 7.0, dtype=torch.bfloat16, device="cuda")
-    assert w8a8.launch(wide[:, 40:552], ops.pack(case.weight), None, None, out[:rows, 64:264])
+    assert w8a8.launch(Product(wide[:, 40:552], ops.pack(case.weight)), out[:rows, 64:264])
     assert torch.equal(out[:rows, 64:264], product(case, wide[:, 40:552].contiguous()))
     assert (out[rows:] == 7).all()
     assert (out[:, :64] == 7).all()
@@ -287,7 +287,7 @@ def test_strides_that_mean_nothing_do_not_matter(form):
     assert (x.stride(0), out.stride(0), scales.stride(0)) == (1, 1, 1)
     strange = QuantisedWeight(case.weight.scheme, case.weight.codes, scales)
     for options in ({}, {"uniform": True}):
-        assert w8a8.launch(x, ops.pack(strange), None, None, out, **options)
+        assert w8a8.launch(Product(x, ops.pack(strange), **options), out)
         assert torch.equal(out, product(case, case.x, **options))
 
 
@@ -296,7 +296,7 @@ def test_strides_that_mean_nothing_do_not_matter(form):
 def test_result_may_go_into_the_residual(form, rows):
     case = make(form, rows, 1000, 2048)
     expected = product(case, case.x, residual=case.residual)
-    assert w8a8.launch(case.x, ops.pack(case.weight), None, case.residual, case.residual)
+    assert w8a8.launch(Product(case.x, ops.pack(case.weight), residual=case.residual), case.residual)
     assert torch.equal(case.residual, expected)
 
 
@@ -311,9 +311,9 @@ def test_a_chain_of_layers_in_a_graph(form, rows):
 
     def chain(settle):
         for _ in range(12):
-            ops.quantised_gated_linear(x, up, "silu", out=middle, norm=norm)
+            ops.gated_linear(Product(x, up, out=middle, norm=norm), "silu")
             settle()
-            ops.quantised_linear(middle, down, out=x, residual=x)
+            ops.linear(Product(middle, down, out=x, residual=x))
             settle()
 
     torch.manual_seed(rows)
@@ -340,9 +340,9 @@ def test_operations_launch_it(form):
     norm = RmsNorm(torch.rand(512, device="cuda").bfloat16(), 1e-5)
     torch.cuda.synchronize()  # kernels read weights from before the previous one has ended
     normed = ops.rms_norm(case.x, norm.weight, norm.eps)
-    assert torch.equal(ops.quantised_linear(case.x, weight, case.bias, norm=norm), product(case, normed, case.bias))
+    assert torch.equal(ops.linear(Product(case.x, weight, case.bias, norm=norm)), product(case, normed, case.bias))
     dense = torch.nn.functional.linear(case.x.float(), weight_of(case)).bfloat16()
-    got = ops.quantised_linear(case.x, weight)
+    got = ops.linear(Product(case.x, weight))
     assert (got - dense).float().norm() < 0.05 * dense.float().norm()
 
 

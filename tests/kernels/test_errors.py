@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_kernels.product import Product
 
 BF16, F16, F32, I32, I64 = (
     torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64,
@@ -16,6 +17,14 @@ data, ints, longs = (partial(torch.zeros, dtype=dtype) for dtype in (BF16, I32, 
 
 def cache(block_size=16, dtype=BF16):
     return ops.empty_cache(3, 1, 2, block_size, 32, dtype).zero_()[:, 0]
+
+
+def linear(**operands):
+    return ops.linear(Product(**operands))
+
+
+def gated_linear(kind, **operands):
+    return ops.gated_linear(Product(**operands), kind)
 
 
 # Operations with right arguments, of which a test spoils one.
@@ -30,10 +39,10 @@ RIGHT = {
     },
     ops.write_kv: {"k": data(2, 2, 32), "v": data(2, 2, 32), "layer_cache": cache(), "slots": longs(2)},
     ops.copy_blocks: {"kv_cache": data(2, 2, 2, 1, 512), "pairs": longs(1, 2)},
-    ops.linear: {
+    linear: {
         "x": data(2, 8), "weight": data(3, 8), "bias": data(3), "residual": data(2, 3), "out": data(2, 3),
     },
-    ops.gated_linear: {"x": data(2, 8), "weight": data(16, 8), "bias": data(16), "kind": "silu", "out": data(2, 8)},
+    gated_linear: {"x": data(2, 8), "weight": data(16, 8), "bias": data(16), "kind": "silu", "out": data(2, 8)},
     ops.rms_norm: {"x": data(2, 8), "weight": data(8), "residual": data(2, 8), "out": data(2, 8)},
     ops.layer_norm: {
         "x": data(2, 8), "weight": data(8), "bias": data(8), "eps": 1e-5, "residual": data(2, 8), "out": data(2, 8),
@@ -77,17 +86,18 @@ WRONG = [
     (ops.copy_blocks, "kv_cache", data(2, 2, 2, 1, 512)[:, :1], ValueError),
     (ops.copy_blocks, "pairs", ints(1, 2), TypeError),
     (ops.copy_blocks, "pairs", longs(2, 2).T, ValueError),
-    (ops.linear, "x", longs(2, 8), TypeError),
-    (ops.linear, "x", data(8), ValueError),
-    (ops.linear, "weight", data(3, 9), ValueError),
-    (ops.linear, "weight", data(8, 3).T, ValueError),
-    (ops.linear, "bias", data(4), ValueError),
-    (ops.linear, "residual", data(2, 4), ValueError),
-    (ops.linear, "counter", torch.zeros(1), TypeError),
-    (ops.gated_linear, "counter", torch.zeros(2, dtype=torch.int32), ValueError),
-    (ops.linear, "out", data(2, 3).half(), TypeError),
-    (ops.gated_linear, "weight", data(15, 8), ValueError),
-    (ops.gated_linear, "kind", "relu6", ValueError),
+    (linear, "x", longs(2, 8), TypeError),
+    (linear, "x", data(8), ValueError),
+    (linear, "weight", data(3, 9), ValueError),
+    (linear, "weight", data(8, 3).T, ValueError),
+    (linear, "bias", data(4), ValueError),
+    (linear, "residual", data(2, 4), ValueError),
+    (linear, "counter", torch.zeros(1), TypeError),
+    (gated_linear, "counter", torch.zeros(2, dtype=torch.int32), ValueError),
+    (linear, "out", data(2, 3).half(), TypeError),
+    (gated_linear, "residual", data(2, 8), ValueError),
+    (gated_linear, "weight", data(15, 8), ValueError),
+    (gated_linear, "kind", "relu6", ValueError),
     (ops.rms_norm, "weight", data(9), ValueError),
     (ops.rms_norm, "residual", data(2, 9), ValueError),
     (ops.layer_norm, "bias", data(8).half(), TypeError),

@@ -3,6 +3,7 @@ import torch
 
 from octavo_kernels import ops, reference
 from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -23,7 +24,7 @@ def test_linear(level, dtype, rows, columns, depth):
         product = reference.linear(*wide[:3])
         # A float32 sum in some order, then rounded; torch rounds the product and the sum.
         bound = 2e-6 * (wide[0].abs() @ wide[1].abs().T + 1) + ROUNDING[dtype] * (product.abs() + expected.abs())
-        assert ((ops.linear(x, weight, b, residual=r).double() - expected).abs() <= bound).all()
+        assert ((ops.linear(Product(x, weight, b, residual=r)).double() - expected).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -31,15 +32,16 @@ def test_linear(level, dtype, rows, columns, depth):
 def test_result_may_go_into_the_residual(level, dtype, rows, depth):
     x, weight = torch.randn(rows, depth).to(dtype), torch.randn(40, depth).to(dtype)
     residual = torch.randn(rows, 40).to(dtype)
-    expected = ops.linear(x, weight, residual=residual)
-    out = ops.linear(x, weight, out=residual, residual=residual)
+    expected = ops.linear(Product(x, weight, residual=residual))
+    out = ops.linear(Product(x, weight, out=residual, residual=residual))
     assert out is residual
     assert torch.equal(out, expected)
 
 
 def test_strided_arguments(level):
     x, weight, out = torch.randn(5, 200)[:, 50:130], torch.randn(64, 300)[:, 100:180], torch.empty(5, 100)
-    assert torch.equal(ops.linear(x, weight, out=out[:, 20:84]), ops.linear(x.contiguous(), weight.contiguous()))
+    expected = ops.linear(Product(x.contiguous(), weight.contiguous()))
+    assert torch.equal(ops.linear(Product(x, weight, out=out[:, 20:84])), expected)
 
 
 # Small products, and one on each side of every size at which blocking changes.
@@ -53,16 +55,16 @@ def test_a_row_feels_neither_the_others_nor_their_number(level, dtype, columns, 
     rows = max(ROW_COUNTS)
     x, weight = torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
     bias, residual = torch.randn(columns).to(dtype), torch.randn(rows, columns).to(dtype)
-    together = ops.linear(x, weight, bias, residual=residual)
+    together = ops.linear(Product(x, weight, bias, residual=residual))
     for n in ROW_COUNTS:
-        assert torch.equal(ops.linear(x[:n], weight, bias, residual=residual[:n]), together[:n])
-        assert torch.equal(ops.linear(x[-n:], weight, bias, residual=residual[-n:]), together[-n:])
-    plain = ops.linear(x, weight)
+        assert torch.equal(ops.linear(Product(x[:n], weight, bias, residual=residual[:n])), together[:n])
+        assert torch.equal(ops.linear(Product(x[-n:], weight, bias, residual=residual[-n:])), together[-n:])
+    plain = ops.linear(Product(x, weight))
     for n in (1, 64, 65):
-        assert torch.equal(ops.linear(x[:n], weight), plain[:n])
+        assert torch.equal(ops.linear(Product(x[:n], weight)), plain[:n])
     for n in (1, 5):
         ops.set_num_threads(n)
-        assert torch.equal(ops.linear(x, weight), plain)
+        assert torch.equal(ops.linear(Product(x, weight)), plain)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -70,10 +72,10 @@ def test_a_row_feels_neither_the_others_nor_their_number(level, dtype, columns, 
 def test_gated_linear_is_the_product_and_then_the_gate(level, dtype, kind):
     x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((5, 48), (64, 48), (64,)))
     for b in (None, bias):
-        expected = ops.act_and_mul(ops.linear(x, weight, b), kind)
-        assert torch.equal(ops.gated_linear(x, weight, kind, b), expected)
+        expected = ops.act_and_mul(ops.linear(Product(x, weight, b)), kind)
+        assert torch.equal(ops.gated_linear(Product(x, weight, b), kind), expected)
         out, scratch = torch.empty(5, 32, dtype=dtype), torch.empty(5, 64, dtype=dtype)
-        assert ops.gated_linear(x, weight, kind, b, out=out, scratch=scratch) is out
+        assert ops.gated_linear(Product(x, weight, b, out=out), kind, scratch) is out
         assert torch.equal(out, expected)
 
 
@@ -83,15 +85,15 @@ def test_many_rows(level, dtype, rows, columns, depth):
     x, weight = torch.randn(rows, depth).to(dtype), (torch.randn(columns, depth) / depth**0.5).to(dtype)
     expected = x.double() @ weight.double().T
     bound = 4e-6 * (x.double().abs() @ weight.double().abs().T) + ROUNDING[dtype] * expected.abs() + 1e-6
-    assert ((ops.linear(x, weight).double() - expected).abs() <= bound).all()
+    assert ((ops.linear(Product(x, weight)).double() - expected).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("rows", [3, 70])
 def test_nothing_is_written_beside_the_output(level, rows):
     x, weight = torch.randn(rows, 40).bfloat16(), torch.randn(45, 40).bfloat16()
     out = torch.full((rows + 1, 60), 7.0, dtype=torch.bfloat16)
-    ops.linear(x, weight, out=out[:rows, 5:50])
-    assert torch.equal(out[:rows, 5:50], ops.linear(x, weight))
+    ops.linear(Product(x, weight, out=out[:rows, 5:50]))
+    assert torch.equal(out[:rows, 5:50], ops.linear(Product(x, weight)))
     assert (out[rows:] == 7).all()
     assert (out[:, :5] == 7).all()
     assert (out[:, 50:] == 7).all()
@@ -100,7 +102,7 @@ def test_nothing_is_written_beside_the_output(level, rows):
 def test_nan_and_infinity_pass_through(level):
     x = torch.ones(2, 33)
     x[0, 32], x[1, 0] = float("nan"), float("inf")
-    out = ops.linear(x, torch.ones(5, 33))
+    out = ops.linear(Product(x, torch.ones(5, 33)))
     assert out[0].isnan().all()
     assert (out[1] == float("inf")).all()
 
@@ -112,13 +114,13 @@ def test_norm_on_the_way(level, dtype, stored):
     norm = RmsNorm(torch.rand(96).to(dtype), 1e-5, 1.0)
     before, normed = x.clone(), torch.empty_like(x) if stored else None
     expected = ops.rms_norm(x, norm.weight, 1e-5, offset=1.0)
-    product = ops.linear(x, weight, residual=residual, norm=norm, normed=normed)
-    assert torch.equal(product, ops.linear(expected, weight, residual=residual))
-    gated = ops.gated_linear(x, weight, "silu", norm=norm, normed=normed)
-    assert torch.equal(gated, ops.gated_linear(expected, weight, "silu"))
+    product = ops.linear(Product(x, weight, residual=residual, norm=norm, normed=normed))
+    assert torch.equal(product, ops.linear(Product(expected, weight, residual=residual)))
+    gated = ops.gated_linear(Product(x, weight, norm=norm, normed=normed), "silu")
+    assert torch.equal(gated, ops.gated_linear(Product(expected, weight), "silu"))
     assert torch.equal(x, before)
 
 
 def test_a_norm_of_another_width_is_named(level):
     with pytest.raises(ValueError, match=r"^norm.weight must have shape \[96\]"):
-        ops.linear(torch.zeros(5, 96), torch.zeros(64, 96), norm=RmsNorm(torch.ones(64)))
+        ops.linear(Product(torch.zeros(5, 96), torch.zeros(64, 96), norm=RmsNorm(torch.ones(64))))

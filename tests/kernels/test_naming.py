@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from octavo_kernels import choice, cuda, ops
-from octavo_kernels.choice import Chip, Ending, Form, Kernel
+from octavo_kernels.chips import Chip
+from octavo_kernels.choice import Ending, Form, Kernel
 from octavo_kernels.naming import way_of
 from octavo_kernels.weights import Activations, Codes, Scheme
 

@@ -10,6 +10,7 @@ import torch
 from octavo_kernels import cuda, ops, reference
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.plan import AttentionPlan
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Activations, Codes, dequantise
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
@@ -42,11 +43,11 @@ def test_products_norms_and_gates_in_a_row(dtype: torch.dtype, rows: int) -> Non
     x, weight = torch.randn(rows, 512, device=CUDA).to(dtype), (torch.randn(768, 512, device=CUDA) / 23).to(dtype)
     norm, residual = RmsNorm(torch.rand(512, device=CUDA).to(dtype)), torch.randn(rows, 768, device=CUDA).to(dtype)
     normed = ops.rms_norm(x, norm.weight, norm.eps)
-    got = ops.linear(x, weight, residual=residual, norm=norm)
+    got = ops.linear(Product(x, weight, residual=residual, norm=norm))
     expected = reference.linear(normed.double(), weight.double(), None, residual.double())
     torch.testing.assert_close(got.double(), expected, atol=2e-2, rtol=2e-2)
-    gated = ops.gated_linear(x, weight, "silu", norm=norm)
-    wide = reference.act_and_mul(ops.linear(normed, weight).double(), "silu")
+    gated = ops.gated_linear(Product(x, weight, norm=norm), "silu")
+    wide = reference.act_and_mul(ops.linear(Product(normed, weight)).double(), "silu")
     torch.testing.assert_close(gated.double(), wide, atol=1e-2, rtol=2e-2)
 
 
@@ -57,7 +58,7 @@ def test_quantised_weights_are_dequantised(kind: Codes, group: int) -> None:
         weight = replace(weight, scheme=weight.scheme._replace(activations=Activations.INT8))
     packed, x = ops.pack(weight), torch.randn(5, 512, device=CUDA).bfloat16()
     matrix = dequantise(packed).bfloat16()
-    torch.testing.assert_close(ops.quantised_linear(x, packed), x @ matrix.T, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(ops.linear(Product(x, packed)), x @ matrix.T, atol=2e-2, rtol=2e-2)
 
 
 def test_groups_are_refused() -> None:

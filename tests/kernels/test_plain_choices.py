@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from octavo_kernels import choice, coded_cuda, cuda, naming, ops, pools
-from octavo_kernels.choice import Alignment, Chip, Ending, Form
+from octavo_kernels import choice, coded_cuda, cuda, dense_cuda, naming, ops, pools
+from octavo_kernels.chips import Chip
+from octavo_kernels.choice import Alignment, Ending, Form
+from octavo_kernels.features import Feature, features
+from octavo_kernels.product import Product
 from octavo_kernels.weights import Activations, Codes, Scheme
 
 from .plain_build import ABSENT
@@ -63,7 +66,7 @@ def test_what_has_another_way_takes_it(plain: SimpleNamespace) -> None:
     assert not pools.reads_host(CUDA)
     cuda.mapping_granularity.cache_clear()
     with pytest.raises(RuntimeError, match=r"^uniform products need a Hopper GPU"):
-        cuda.linear_uniform(torch.zeros(1, 8), torch.zeros(8, 8), None, None, torch.zeros(1, 8))
+        dense_cuda.linear_uniform(Product(torch.zeros(1, 8), torch.zeros(8, 8)), torch.zeros(1, 8))
 
 
 @pytest.mark.parametrize("built_for", ["AMD", "NVIDIA"])
@@ -77,10 +80,15 @@ def test_a_module_for_other_gpus_than_torchs_is_none(
     assert cuda._module() is (module if (built_for == "AMD") == (hip is not None) else None)
 
 
-def test_graphs_are_for_gpus_on_which_they_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cuda.captures_graphs()
+def test_the_module_tells_what_it_has(plain: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are for GPUs on which they were tried."""
+    assert features(CUDA) == {Feature.GRAPHS}
+    plain.adjust = plain.logprobs = plain.Exchange = None
     monkeypatch.setattr(torch.version, "hip", "7.0.51831")
-    assert not cuda.captures_graphs()
+    assert features(CUDA) == {Feature.ADJUSTMENTS, Feature.MASKS, Feature.LOGPROBS, Feature.RANKS}
+    monkeypatch.setattr(cuda, "runs_hopper_code", lambda device: True)
+    assert Feature.UNIFORM in features(CUDA)
+    assert cuda.build_name() == "the plain kernels for AMD"
 
 
 def test_amds_libraries_are_left_as_torch_chooses_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +98,7 @@ def test_amds_libraries_are_left_as_torch_chooses_them(monkeypatch: pytest.Monke
     x, weight, out = torch.ones(2, 4096).bfloat16(), torch.ones(4104, 4096).bfloat16(), torch.empty(2, 4104).bfloat16()
     assert choice.library(2, 4104, 4096, Form.DENSE_16).kernel is choice.Kernel.CUBLASLT
     monkeypatch.setattr(torch.version, "hip", "7.0.51831")
-    cuda.library_linear(x, weight, None, None, out)
+    dense_cuda.library_linear(Product(x, weight), out)
     assert asked == []
     assert (out == 4096).all()
     assert naming.way_of(64, 64, torch.float32, torch.device("cpu"), None).kernel == ops.cpu_level()

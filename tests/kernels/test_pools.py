@@ -25,7 +25,8 @@ def test_both_parts_can_be_mapped_and_hold_their_blocks(blocks: int, hosts: int,
 
 def test_on_the_cpu_one_cache_covers_both() -> None:
     assert reads_host(torch.device("cpu"))
-    pools = empty_pools(3, 2, 2, 2, 16, 8, torch.float32, torch.device("cpu"))
+    pools = empty_pools(3, 2, 4096, torch.float32, torch.device("cpu"))
     pools.host[1].fill_(7.0)
     assert pools.first_host_block == len(pools.device) == 3
     assert (pools.blocks[4] == 7.0).all()
+    assert pools.blocks[0].nbytes == 4096

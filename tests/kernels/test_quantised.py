@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo_kernels import _cpu, ops, reference
 from octavo_kernels.operands import RmsNorm
+from octavo_kernels.product import Product
 from octavo_kernels.weights import DTYPES as CODE_DTYPES
 from octavo_kernels.weights import Activations, Codes, QuantisedWeight, Scheme, dequantise
 
@@ -50,7 +51,7 @@ def assert_as_dequantised(x: Tensor, weight: QuantisedWeight, bias: Tensor | Non
     wide = [None if t is None else t.double() for t in (bias, residual)]
     product = reference.linear(x.double(), matrix, wide[0])
     expected = reference.linear(x.double(), matrix, *wide)
-    out = ops.quantised_linear(x, packed(weight), bias, residual=residual)
+    out = ops.linear(Product(x, packed(weight), bias, residual=residual))
     assert out.dtype is x.dtype
     bound = 2e-6 * (x.double().abs() @ matrix.abs().T + 1) + ROUNDING[x.dtype] * (product.abs() + expected.abs())
     assert ((out.double() - expected).abs() <= bound).all()
@@ -90,7 +91,7 @@ def test_every_code_is_the_number_it_stands_for(level, codes, zeros):
     weight.scales[:] = 2.0 ** torch.randint(-3, 4, weight.scales.shape)
     for dtype in DTYPES:
         for rows in (torch.eye(depth), torch.eye(depth)[5:6]):
-            out = ops.quantised_linear(rows.to(dtype), packed(weight))
+            out = ops.linear(Product(rows.to(dtype), packed(weight)))
             assert torch.equal(out.float(), (rows @ dequantise(weight).T).to(dtype).float())
 
 
@@ -113,13 +114,13 @@ def test_a_row_feels_neither_the_others_nor_their_number(
     counts = [*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 128, 129, 150, 257]
     weight = packed(random_weight(codes, 100, depth, group, zeros, activations=activations))
     x, bias = torch.randn(counts[-1], depth).to(dtype), torch.randn(100).to(dtype)
-    together = ops.quantised_linear(x, weight, bias)
+    together = ops.linear(Product(x, weight, bias))
     for n in counts:
-        assert torch.equal(ops.quantised_linear(x[:n], weight, bias), together[:n])
-        assert torch.equal(ops.quantised_linear(x[-n:], weight, bias), together[-n:])
+        assert torch.equal(ops.linear(Product(x[:n], weight, bias)), together[:n])
+        assert torch.equal(ops.linear(Product(x[-n:], weight, bias)), together[-n:])
     for n in (1, 5):
         ops.set_num_threads(n)
-        assert torch.equal(ops.quantised_linear(x, weight, bias), together)
+        assert torch.equal(ops.linear(Product(x, weight, bias)), together)
 
 
 def integer_oracle(x: Tensor, weight: QuantisedWeight, bias: Tensor, residual: Tensor) -> Tensor:
@@ -165,7 +166,7 @@ def test_integers_have_the_same_bits_on_every_level(
         expected = integer_oracle(x, weight, bias, residual)
         for level in _cpu.levels():
             _cpu.set_level(level)
-            out = ops.quantised_linear(x, packed(weight), bias, residual=residual)
+            out = ops.linear(Product(x, packed(weight), bias, residual=residual))
             _cpu.set_level(before)
             assert torch.equal(out, expected), level
 
@@ -180,7 +181,7 @@ def test_the_largest_integers_do_not_overflow(level):
             torch.ones(1, 17),
             torch.full((1, 17), zero, dtype=torch.int8),
         )
-        out = ops.quantised_linear(torch.full((3, depth), -127.0), packed(weight))
+        out = ops.linear(Product(torch.full((3, depth), -127.0), packed(weight)))
         assert (out == float(-127 * (code - zero) * depth)).all()
 
 
@@ -191,8 +192,8 @@ def test_nothing_is_written_beside_the_output(level, rows, activations):
     for dtype in DTYPES:
         x = torch.randn(rows, 60).to(dtype)[:, 7:47]
         out = torch.full((rows + 1, 60), 7.0, dtype=dtype)
-        assert ops.quantised_linear(x, weight, out=out[:rows, 5:50]).data_ptr() == out[:, 5:].data_ptr()
-        assert torch.equal(out[:rows, 5:50], ops.quantised_linear(x.contiguous(), weight))
+        assert ops.linear(Product(x, weight, out=out[:rows, 5:50])).data_ptr() == out[:, 5:].data_ptr()
+        assert torch.equal(out[:rows, 5:50], ops.linear(Product(x.contiguous(), weight)))
         assert (out[rows:] == 7).all()
         assert (out[:, :5] == 7).all()
         assert (out[:, 50:] == 7).all()
@@ -201,8 +202,8 @@ def test_nothing_is_written_beside_the_output(level, rows, activations):
 def test_the_result_may_go_into_the_residual(level):
     weight, x = packed(random_weight(Codes.INT4, 70, 64, 32)), torch.randn(40, 64)
     residual = torch.randn(40, 70)
-    expected = ops.quantised_linear(x, weight, residual=residual)
-    assert torch.equal(ops.quantised_linear(x, weight, out=residual, residual=residual), expected)
+    expected = ops.linear(Product(x, weight, residual=residual))
+    assert torch.equal(ops.linear(Product(x, weight, out=residual, residual=residual)), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -210,9 +211,9 @@ def test_the_result_may_go_into_the_residual(level):
 def test_nan_and_infinity_stay_in_their_row(level, dtype, activations):
     weight = packed(random_weight(Codes.INT8, 20, 100, 50, activations=activations))
     x = torch.randn(40, 100).to(dtype)
-    expected = ops.quantised_linear(x, weight)
+    expected = ops.linear(Product(x, weight))
     x[3, 99], x[17, 0] = float("nan"), float("inf")
-    out = ops.quantised_linear(x, weight)
+    out = ops.linear(Product(x, weight))
     broken = torch.zeros(40, dtype=torch.bool)
     broken[[3, 17]] = True
     assert not out[broken].isfinite().any()
@@ -221,9 +222,9 @@ def test_nan_and_infinity_stay_in_their_row(level, dtype, activations):
 
 def test_a_code_that_is_nan_breaks_its_column_only(level):
     weight = random_weight(Codes.FP8, 20, 100, 32)
-    x, expected = torch.randn(3, 100), ops.quantised_linear(torch.ones(3, 100), packed(weight))
+    x, expected = torch.randn(3, 100), ops.linear(Product(torch.ones(3, 100), packed(weight)))
     weight.codes.view(torch.uint8)[7, 99] = 0xFF
-    out = ops.quantised_linear(torch.ones_like(x), packed(weight))
+    out = ops.linear(Product(torch.ones_like(x), packed(weight)))
     assert out[:, 7].isnan().all()
     assert torch.equal(out[:, :7], expected[:, :7])
     assert torch.equal(out[:, 8:], expected[:, 8:])
@@ -237,11 +238,11 @@ def test_norm_and_gate(level, dtype, activations):
     norm = RmsNorm(torch.rand(96).to(dtype), 1e-5, 1.0)
     normed = torch.empty_like(x)
     rows = ops.rms_norm(x, norm.weight, 1e-5, offset=1.0)
-    product = ops.quantised_linear(rows, weight, bias)
-    assert torch.equal(ops.quantised_linear(x, weight, bias, norm=norm, normed=normed), product)
+    product = ops.linear(Product(rows, weight, bias))
+    assert torch.equal(ops.linear(Product(x, weight, bias, norm=norm, normed=normed)), product)
     assert torch.equal(normed, rows)
     out, scratch = torch.empty(5, 32, dtype=dtype), torch.empty(5, 64, dtype=dtype)
-    gated = ops.quantised_gated_linear(x, weight, "silu", bias, out=out, scratch=scratch, norm=norm)
+    gated = ops.gated_linear(Product(x, weight, bias, out=out, norm=norm), "silu", scratch)
     assert gated is out
     assert torch.equal(gated, ops.act_and_mul(product, "silu"))
 
@@ -250,7 +251,7 @@ def test_activations_in_fp8_are_taken_as_given(level):
     given = random_weight(Codes.FP8, 40, 128, 128)
     fp8 = replace(given, scheme=given.scheme._replace(activations=Activations.FP8, activation_group=128))
     x = torch.randn(5, 128).bfloat16()
-    assert torch.equal(ops.quantised_linear(x, packed(fp8)), ops.quantised_linear(x, packed(given)))
+    assert torch.equal(ops.linear(Product(x, packed(fp8))), ops.linear(Product(x, packed(given))))
 
 
 @pytest.mark.parametrize(
@@ -272,10 +273,10 @@ def test_what_no_kernel_computes_is_refused(codes, group, activation_group, orde
 def test_wrong_arguments_are_named():
     weight = packed(random_weight(Codes.INT4, 8, 96, 32))
     with pytest.raises(ValueError, match="x must have 96 columns, not 95"):
-        ops.quantised_linear(torch.zeros(2, 95), weight)
+        ops.linear(Product(torch.zeros(2, 95), weight))
     with pytest.raises(TypeError, match=r"bias must be torch\.float32"):
-        ops.quantised_linear(torch.zeros(2, 96), weight, torch.zeros(8).half())
+        ops.linear(Product(torch.zeros(2, 96), weight, torch.zeros(8).half()))
     with pytest.raises(ValueError, match="residual must have shape"):
-        ops.quantised_linear(torch.zeros(2, 96), weight, residual=torch.zeros(2, 9))
+        ops.linear(Product(torch.zeros(2, 96), weight, residual=torch.zeros(2, 9)))
     with pytest.raises(TypeError, match=r"scales must be torch\.float32"):
         ops.pack(replace(random_weight(Codes.INT4, 8, 96, 32), scales=torch.zeros(3, 8).half()))

@@ -11,6 +11,7 @@ import torch
 from waiting import STALL_S
 
 from octavo_kernels import _cpu, ops
+from octavo_kernels.product import Product
 
 X, WEIGHT = torch.randn(4, 512), torch.randn(2000, 512)
 
@@ -24,10 +25,10 @@ def test_default_is_the_cores_this_process_may_use():
 
 def test_calls_from_many_threads_at_once(threads):
     ops.set_num_threads(3)
-    expected, wrong = ops.linear(X, WEIGHT), []
+    expected, wrong = ops.linear(Product(X, WEIGHT)), []
 
     def call():
-        wrong.extend(1 for _ in range(30) if not torch.equal(ops.linear(X, WEIGHT), expected))
+        wrong.extend(1 for _ in range(30) if not torch.equal(ops.linear(Product(X, WEIGHT)), expected))
 
     callers = [threading.Thread(target=call) for _ in range(4)]
     for caller in callers:
@@ -38,12 +39,12 @@ def test_calls_from_many_threads_at_once(threads):
 
 
 def _child(expected, queue):
-    queue.put(torch.equal(ops.linear(X, WEIGHT), expected))
+    queue.put(torch.equal(ops.linear(Product(X, WEIGHT)), expected))
 
 
 def test_a_forked_child_gets_its_own_pool(threads):
     ops.set_num_threads(2)
-    expected = ops.linear(X, WEIGHT)
+    expected = ops.linear(Product(X, WEIGHT))
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=_child, args=(expected, queue))
@@ -55,7 +56,7 @@ def test_a_forked_child_gets_its_own_pool(threads):
 
 def test_idle_threads_sleep(threads):
     ops.set_num_threads(4)
-    ops.linear(X, WEIGHT)
+    ops.linear(Product(X, WEIGHT))
     time.sleep(0.05)
     before = resource.getrusage(resource.RUSAGE_SELF)
     time.sleep(0.5)

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from octavo_worker.assembly.loading import choose_dtype, context_length
+from octavo_worker.assembly.choices import choose_dtype, context_length
 from octavo_worker.bench.shapes import SHAPES
 from octavo_worker.contract.files import model_folder
 from octavo_worker.model.config import decoder_config, reject

@@ -13,7 +13,10 @@ from eagle_heads import head_values, random_head, random_tensors, write_head
 from transformers import GptOssConfig, LlamaConfig, MistralConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from octavo_worker.assembly.loading import _described, load_guesser, load_model, load_runner
+from octavo_worker.assembly.choices import described_by
+from octavo_worker.assembly.guessers import load_guesser
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.options import ModelOptions
@@ -50,11 +53,11 @@ def load(target: Path, head: Path | str, **options: Any) -> PagedRunner:
 
 def described(target: PreTrainedConfig | None = None, **differences: Any) -> Any:
     """A head's config.json as it is read beside a target."""
-    ours = _described(target or LlamaConfig(**SIZES), None)
+    ours = described_by(target or LlamaConfig(**SIZES), None)
     values = head_values(SIZES, **differences)
     named = {name: value for name, value in values.items() if name != "architectures"}
     assert ours is not None
-    return head_config(values, _described(LlamaConfig(**named), None), ours)
+    return head_config(values, described_by(LlamaConfig(**named), None), ours)
 
 
 def decode(prompt: list[int], said: list[int], wanted: int, table: list[int]) -> SequenceStep:

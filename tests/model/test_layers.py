@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.norm import AddNorm, Input, LayerNorm, Norm, RmsNorm
@@ -85,3 +89,53 @@ def test_another_kind_of_linear_needs_only_its_product() -> None:
     for linear in (Dense(weight), Halves(*weight.chunk(2))):
         got = linear.gated(x, "silu", out=b.activated, scratch=b.up)
         torch.testing.assert_close(got, functional.silu(gate) * up)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Two experts in the place of an MLP: there is no last product."""
+
+    experts: tuple[Linear, Linear]
+
+    def products(self) -> Mapping[str, Linear]:
+        return {"first expert": self.experts[0], "second expert": self.experts[1]}
+
+    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
+        rows = x.materialise()
+        return add_norm.add(sum(expert.apply(Input(rows)) for expert in self.experts), b)  # type: ignore[arg-type]
+
+
+class Attended:
+    """An attention whose heads have been computed."""
+
+    reading: Mapping[str, Any] = {"block_size": 16}
+    out = Dense(made(HIDDEN, HIDDEN))
+
+    def products(self) -> Mapping[str, Linear]:
+        return {"out": self.out}
+
+    def attend(self, x: Input, b: Buffers, batch: object) -> None:
+        b.attended = x.rows.view(len(x.rows), 2, HIDDEN // 2)
+
+    def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
+        return self.out.into_norm(b.attended.flatten(1), b, add_norm)
+
+
+@pytest.mark.parametrize("rows", [None, [2, 0]], ids=["all", "some"])
+def test_a_mixture_stands_in_the_place_of_an_mlp(rows: list[int] | None) -> None:
+    experts = Dense(made(HIDDEN, HIDDEN) + 1), Dense(made(HIDDEN, HIDDEN) - 1)
+    block = Block(cast(Any, Attended()), AddNorm(RMS), Mixture(experts), AddNorm(LAYER))
+    assert list(block.products()) == ["out", "first expert", "second expert"]
+    assert (
+        block.kind
+        != Block(cast(Any, Attended()), AddNorm(RMS), Mixture((experts[0], Dense(WEIGHT))), AddNorm(LAYER)).kind
+    )
+    b, x, batch = buffers(), Input(made(ROWS, HIDDEN)), cast(Any, SimpleNamespace())
+    after = b.hidden + x.rows @ Attended.out.weight.T
+    hidden = after + expected(RMS, after) @ (experts[0].weight + experts[1].weight).T
+    if rows is None:
+        got = block.forward(x, b, batch).materialise()
+    else:
+        hidden = hidden[rows]
+        got = block.forward_some(x, b, batch, torch.tensor(rows), buffers().first(len(rows))).materialise()
+    torch.testing.assert_close(got, expected(LAYER, hidden))

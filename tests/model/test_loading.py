@@ -11,8 +11,9 @@ import torch
 from transformers import BloomConfig, LlamaConfig, MambaConfig, MistralConfig, PreTrainedConfig, T5Config
 
 from octavo_kernels import cuda
+from octavo_worker.assembly.choices import choose_dtype
 from octavo_worker.assembly.devices import choose_device
-from octavo_worker.assembly.loading import choose_dtype, load_runner
+from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import ModelError, UnsupportedModel
 

@@ -132,5 +132,5 @@ def test_a_rank_draws_its_part_and_one_matrix(
     split = Split(shards, cast(Group, None))  # nothing is computed
     part = sum(rows * depth for rows, depth in SIZES.values()) * 3 // 2
     layers = measured(lambda: build_layers(described, reader, form, split), part // 2 if stated else 4 * part)
-    held = sum(linear.nbytes for block in layers.blocks for linear in block.linears)
+    held = sum(linear.nbytes for block in layers.blocks for linear in block.products().values())
     assert part // 2 <= held <= 4 * part, "not its part"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Phi3Config
 
-from octavo_worker.assembly.loading import load_model
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import ModelError
 from octavo_worker.model.causal_model import CacheConfig

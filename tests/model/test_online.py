@@ -44,8 +44,8 @@ def load(folder: Path | str, **options: object) -> BaseRunner:
 
 def layers_of(runner: BaseRunner) -> dict[str, Quantised | Dense]:
     assert isinstance(runner.model, Decoder)
-    block = runner.model.layers.blocks[0]
-    return {"qkv": block.attention.qkv, "out": block.attention.out, "up": block.mlp.up, "down": block.mlp.down}  # type: ignore[dict-item]
+    qkv, out, up, down = runner.model.layers.blocks[0].products().values()
+    return {"qkv": qkv, "out": out, "up": up, "down": down}  # type: ignore[dict-item]
 
 
 def checkpoint(folder: Path, config: PreTrainedConfig) -> dict[str, torch.Tensor]:

@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2Config, Qwen2MoeConfig
 
 from octavo_kernels.weights import Codes, Scheme, dequantise
-from octavo_worker.assembly.loading import load_model, load_runner
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import UnsupportedModel
 from octavo_worker.model.checkpoint.source import RandomWeights
@@ -116,7 +117,7 @@ PROJ = "_proj"
 def test_parts_of_one_form_become_one_weight(tmp_path: Path) -> None:
     model = quantise(tmp_path, LLAMA, {PROJ: as_gptq(order=1)}, GPTQ)
     (block,) = decoder(tmp_path).layers.blocks
-    assert all(isinstance(linear, Quantised) for linear in block.linears)
+    assert all(isinstance(linear, Quantised) for linear in block.products().values())
     assert_answers_alike(tmp_path, model)
 
 

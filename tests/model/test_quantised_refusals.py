@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
-from octavo_worker.assembly.loading import load_model
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.checkpoint.formats import format_of
 from octavo_worker.model.errors import CheckpointError, ModelError, UnsupportedModel

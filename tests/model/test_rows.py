@@ -35,9 +35,9 @@ def test_a_shortened_model_makes_every_product_of_a_step(
     for name in ("linear", "gated_linear"):
         product = getattr(ops, name)
 
-        def noted(x: Any, weight: Any, *rest: Any, _made: Any = product, _name: str = name, **more: Any) -> Any:
-            made.add((_name, *x.shape, *weight.shape))
-            return _made(x, weight, *rest, **more)
+        def noted(p: ops.Product[Any], *rest: Any, _made: Any = product, _name: str = name) -> Any:
+            made.add((_name, *p.x.shape, *p.weight.shape))
+            return _made(p, *rest)
 
         monkeypatch.setattr(ops, name, noted)
     runner = load_runner(ModelOptions(model=str(model_folder("demo")), device="cpu", num_blocks=40))

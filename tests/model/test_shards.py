@@ -24,9 +24,11 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from octavo_kernels.features import Feature
 from octavo_kernels.weights import Codes, QuantisedWeight, Scheme, dequantise
+from octavo_worker.assembly import devices
 from octavo_worker.assembly.devices import check_ranks
-from octavo_worker.assembly.loading import load_model
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.checkpoint.formats import Reader
@@ -214,6 +216,7 @@ def test_what_cannot_be_cut_is_refused(config: PreTrainedConfig, ranks: int, sen
 
 def test_gpus_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     described = decoder_config(LlamaConfig(**SMALL))
+    monkeypatch.setattr(devices, "features", lambda device: frozenset({Feature.RANKS}))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ModelError, match="--tensor-parallel 2 needs as many GPUs, but there are 1; give fewer ranks"):
         check_ranks(2, torch.device("cuda"), described, "llama")
@@ -227,8 +230,8 @@ def test_gpus_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None
         check_ranks(2, torch.device("cuda"), described, "llama")
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
     check_ranks(2, torch.device("cuda"), described, "llama")
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    with pytest.raises(ModelError, match=r"runs on CPUs and on NVIDIA's GPUs, .*give --replicas instead"):
+    monkeypatch.setattr(devices, "features", lambda device: frozenset())
+    with pytest.raises(ModelError, match=r"runs on CPUs and on NVIDIA's GPUs with all .*give --replicas instead"):
         check_ranks(2, torch.device("cuda"), described, "llama")
 
 

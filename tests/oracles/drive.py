@@ -12,6 +12,7 @@ from followed import matchers_of
 
 from octavo_worker.contract.messages import AddRequest, EngineSampling, EngineStats, Grammar, Logprob, SequenceInput
 from octavo_worker.contract.step import Launched, ModelRunner, StepPlan
+from octavo_worker.engine.config import SchedulerConfig
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
 
@@ -38,19 +39,21 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.scheduler = Scheduler(
-            num_blocks=num_blocks or runner.num_blocks,
-            block_size=runner.block_size,
-            max_model_len=runner.max_model_len,
-            vocab_size=runner.vocab_size,
-            token_budget=token_budget,
-            **{
-                "max_running": 64,
-                "first_host_block": runner.first_host_block,
-                "window": runner.window,
-                "reads_host": runner.reads_host,
-                "shared_reading": runner.shared_reading,
-            }
-            | options,
+            SchedulerConfig(
+                num_blocks=num_blocks or runner.num_blocks,
+                block_size=runner.block_size,
+                max_model_len=runner.max_model_len,
+                vocab_size=runner.vocab_size,
+                token_budget=token_budget,
+                **{
+                    "max_running": 64,
+                    "first_host_block": runner.first_host_block,
+                    "window": runner.window,
+                    "reads_host": runner.reads_host,
+                    "shared_reading": runner.shared_reading,
+                }
+                | options,
+            )
         )
         self.asynchronous = runner.asynchronous
         self._most_blocks = self._cold_steps = 0

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
-from octavo_worker.assembly.loading import load_model, load_runner
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.messages import AddRequest, BeamOptions, EngineSampling
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner, SampleRow, StepPlan

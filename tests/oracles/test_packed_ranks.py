@@ -13,7 +13,8 @@ import pytest
 from gpu_on_cpu import pretend
 
 from octavo_worker.assembly.follower import compute_packed
-from octavo_worker.assembly.loading import load_model, load_runner
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy

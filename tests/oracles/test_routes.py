@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import WhisperConfig
 
-from octavo_worker.assembly.loading import load_model, load_runner
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CacheConfig
 from octavo_worker.model.transformers_route import TransformersModel

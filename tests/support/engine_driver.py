@@ -19,6 +19,7 @@ from octavo_worker.contract.messages import (
     StepOutput,
 )
 from octavo_worker.engine.beams.search import BeamSearch
+from octavo_worker.engine.config import SchedulerConfig
 from octavo_worker.engine.grammar import Matcher
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
@@ -103,16 +104,18 @@ class Driver:
         **scheduler: Any,
     ) -> Driver:
         fake = device(num_blocks, block_size, **(runner or {}))
-        for name in ("num_host_blocks", "first_host_block", "window", "reads_host"):
+        for name in ("num_host_blocks", "first_host_block", "window", "reads_host", "features"):
             scheduler.setdefault(name, getattr(fake, name))
         options = {"token_budget": 256, "max_running": 32, "watermark": 0.0} | scheduler
         return cls(
             Scheduler(
-                num_blocks=num_blocks,
-                block_size=block_size,
-                max_model_len=fake.max_model_len,
-                vocab_size=fake.vocab_size,
-                **options,
+                SchedulerConfig(
+                    num_blocks=num_blocks,
+                    block_size=block_size,
+                    max_model_len=fake.max_model_len,
+                    vocab_size=fake.vocab_size,
+                    **options,
+                )
             ),
             fake,
         )

@@ -34,6 +34,7 @@ from octavo_worker.contract.step import (
     StepResult,
     StepSeconds,
 )
+from octavo_worker.engine.scheduling.admission import FEATURES
 
 GAP = 3
 """Ids between the device's blocks and the host's, as on a GPU whose memory is mapped in pages."""
@@ -45,6 +46,7 @@ class FakeRunner:
     shared_reading = None
     step_seconds = StepSeconds([(1, 1.0)], [(4096, 1.0)])  # whatever is computed
     asynchronous = False
+    features = FEATURES
     kv_dtype = "bfloat16"
     quantization = ""
     numerics = "fake"

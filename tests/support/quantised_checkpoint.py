@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from octavo_kernels.weights import Codes, QuantisedWeight, dequantise
-from octavo_worker.assembly.loading import load_model
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.batch import ragged_batch

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from octavo_worker.assembly.loading import load_model
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.batch import ragged_batch

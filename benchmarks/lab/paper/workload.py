@@ -12,6 +12,7 @@ from pathlib import Path
 
 from octavo_worker.contract.messages import AddRequest, BeamOptions, EngineSampling, SequenceInput
 from octavo_worker.contract.step import Sampled, SampleSpec, SequenceResult, StepPlan, StepResult
+from octavo_worker.engine.config import SchedulerConfig
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import PreemptionPolicy
 
@@ -61,14 +62,16 @@ class Simulation:
         self._rng = random.Random(1)
         self._gap = gap
         self.scheduler = Scheduler(
-            num_blocks=memory_tokens // block_size + 1,
-            block_size=block_size,
-            max_model_len=MAX_LEN,
-            vocab_size=VOCABULARY,
-            token_budget=8192,
-            max_running=4096,
-            policy=PreemptionPolicy("recompute"),
-            **options,
+            SchedulerConfig(
+                num_blocks=memory_tokens // block_size + 1,
+                block_size=block_size,
+                max_model_len=MAX_LEN,
+                vocab_size=VOCABULARY,
+                token_budget=8192,
+                max_running=4096,
+                policy=PreemptionPolicy("recompute"),
+                **options,
+            )
         )
 
     def add(self, name: str, lengths: Lengths, *, n: int = 1, beam: bool = False) -> None:

@@ -6,8 +6,9 @@ import psutil
 import torch
 
 from octavo_kernels import ops
+from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
-from octavo_worker.model.causal_model import CacheConfig, CausalModel
+from octavo_worker.model.causal_model import CacheConfig, CausalModel, layout_of
 from octavo_worker.model.errors import ModelError
 from octavo_worker.runner.cuda.memory import room_for_cache
 
@@ -38,9 +39,8 @@ def _block_bytes(options: ModelOptions, *models: CausalModel) -> int:
 
 
 def _part_bytes(options: ModelOptions, model: CausalModel) -> int:
-    size, dtype = options.block_size, cache_dtype(options, model)
-    cells = ops.block_bytes(model.num_layers, model.num_kv_heads, size, model.head_dim, dtype)
-    return cells + size * model.kept_bytes
+    layout = layout_of(model, options.block_size, cache_dtype(options, model))
+    return layout.block_bytes + options.block_size * model.kept_bytes
 
 
 def _ranks(model: CausalModel) -> int:
@@ -66,7 +66,8 @@ def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_m
         blocks = options.num_blocks
     else:
         budget = options.kv_cache_bytes or _ranks(model) * (room or 0)
-        kept = min(max_model_len, model.window + token_budget(options, model.device)) if model.window else max_model_len
+        window = common_window(model.cache)
+        kept = min(max_model_len, window + token_budget(options, model.device)) if window else max_model_len
         useful = options.max_running * -(-kept // options.block_size) + 1
         blocks = min(budget // block_bytes, useful)
     if blocks < 2:

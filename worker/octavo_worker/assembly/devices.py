@@ -7,6 +7,7 @@ from itertools import permutations
 import torch
 
 from octavo_kernels import cuda, ops
+from octavo_kernels.features import Feature, features
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import ModelError, UnsupportedModel
@@ -33,11 +34,11 @@ def check_block_size(block_size: int, device: torch.device) -> None:
 
 def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:
     """Raises `ModelError` if the GPU cannot compute each row as if it were alone."""
-    if not cuda.runs_hopper_code(device):
-        name, built = torch.cuda.get_device_name(device), "all" if cuda.has_tensor_cores() else "the plain"
+    if Feature.UNIFORM not in features(device):
+        name = torch.cuda.get_device_name(device)
         raise ModelError(
-            f"--deterministic needs a Hopper GPU and all kernels of octavo-kernels, not {name} with {built} kernels; "
-            "leave it off, or give --device cpu."
+            "--deterministic needs a Hopper GPU and all kernels of octavo-kernels, not "
+            f"{name} with {cuda.build_name()}; leave it off, or give --device cpu."
         )
     if described is None:
         raise UnsupportedModel(
@@ -55,15 +56,15 @@ def check_ranks(ranks: int, device: torch.device, described: DecoderConfig | Non
         )
     check_divisible(described, ranks)
     if device.type == "cuda":
-        check_gpus(ranks)
+        check_gpus(ranks, device)
 
 
-def check_gpus(ranks: int) -> None:
+def check_gpus(ranks: int, device: torch.device) -> None:
     """Raises `ModelError` unless the first GPUs, one for each rank, are alike and reach each other's memory."""
-    if torch.version.hip is not None:
+    if Feature.RANKS not in features(device):
         raise ModelError(
-            "--tensor-parallel runs on CPUs and on NVIDIA's GPUs, and this torch is for AMD's; start several workers: "
-            "give --replicas instead."
+            "--tensor-parallel runs on CPUs and on NVIDIA's GPUs with all kernels of octavo-kernels, not with "
+            f"{cuda.build_name()}; start several workers: give --replicas instead."
         )
     if (gpus := torch.cuda.device_count()) < ranks:
         raise ModelError(f"--tensor-parallel {ranks} needs as many GPUs, but there are {gpus}; give fewer ranks.")

@@ -11,7 +11,8 @@ from typing import Protocol
 import msgspec
 
 from octavo_worker.assembly.cache_size import cache_dtype, measured_room
-from octavo_worker.assembly.loading import copy_weights, load_model, make_runner, set_threads
+from octavo_worker.assembly.loading import copy_weights, make_runner, set_threads
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import Masks, StepPlan
 from octavo_worker.model.causal_model import CacheConfig

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.naming import way_of
 from octavo_kernels.weights import PER_BYTE, Activations, Codes, Scheme
-from octavo_worker.assembly.loading import choose
+from octavo_worker.assembly.choices import choose
 from octavo_worker.assembly.read_rate import read_rate
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.checkpoint.build import build_layers
@@ -24,6 +24,7 @@ from octavo_worker.model.checkpoint.formats.stored import UNUSED, Method, Part, 
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.linear import Dense, Linear, Products
+from octavo_worker.model.layers.mlp import GATE_UP
 from octavo_worker.model.layers.norm import Input
 from octavo_worker.model.layers.quantised import form_of
 
@@ -74,7 +75,7 @@ def inspect(options: ModelOptions) -> Inspection:
         return Inspection(shown, name, "", None)
     reader = Reader(Headers.open(chosen.folder), chosen.dtype, torch.device("meta"), Products())
     layers = build_layers(chosen.described, reader, OutlineFormat(chosen.form))
-    products = _products(layers, chosen.dtype, device, gated=chosen.described.gated)
+    products = _products(layers, chosen.dtype, device)
     quantization = " + ".join(sorted(frozenset[str]().union(*(linear.forms for linear in layers.linears))))
     nbytes = sum(product.nbytes for product in products)
     if device.type == "cpu" and nbytes < CACHED:
@@ -163,18 +164,15 @@ def _stretch(part: Part, stored: Stored | None, matrix: Matrix, reader: Reader) 
     return Stretch(part.rows, part.depth, stored.scheme, any("zero" in ending for ending in places))
 
 
-def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device, *, gated: bool) -> list[Product]:
-    names = ("qkv", "out", "gate, up" if gated else "up", "down")
-    kinds = [(name, linear) for block in layers.blocks for name, linear in zip(names, block.linears, strict=True)]
+def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device) -> list[Product]:
+    kinds = [each for block in layers.blocks for each in block.products().items()]
     products = []
     counted = Counter((name, _outline(linear)) for name, linear in [*kinds, ("head", layers.head)])
-    for name in (*names, "head"):
+    for name in dict.fromkeys(name for name, _ in counted):
         for (kind, outline), count in counted.items():
             if kind != name:
                 continue
-            ways = [
-                way_of(s.rows, s.depth, dtype, device, s.scheme, gated=name == "gate, up") for s in outline.stretches
-            ]
+            ways = [way_of(s.rows, s.depth, dtype, device, s.scheme, gated=name == GATE_UP) for s in outline.stretches]
             form = "; ".join(describe(stretch, dtype) for stretch in outline.stretches)
             kernels = "; ".join(dict.fromkeys(way.kernel for way in ways))
             dequantises = any(way.dequantises for way in ways)

@@ -211,6 +211,7 @@ FailureCode = Literal[
     "invalid_grammar",  # it cannot be compiled, or not be followed
     "grammar_too_slow",  # to compile, or to follow
     "no_grammar",  # can be followed by this worker
+    "not_supported",  # by this worker's kernels: `param` says what
     "invalid_logits",  # the model's logits are not numbers
     "step_failed",  # the model could not compute it
 ]

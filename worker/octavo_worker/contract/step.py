@@ -332,8 +332,9 @@ class ModelRunner(Protocol):
     ever allocated. Host blocks have the ids from `first_host_block` on, which is `num_blocks` or more. `kv_dtype` names
     the type of the KV cache, `quantization` the schemes of quantised weights (empty: none), `numerics` all that decides
     how the runner rounds. A plan has at most `token_budget` prompt tokens. `window`: tokens that a query sees in every
-    layer, 0 if some layer sees all. `reads_host`: block tables may have host blocks. `speeds` and `step_seconds` are
-    None if they were not measured, `shared_reading` if a shared prefix is read for each sequence. `asynchronous`:
+    layer, 0 if some layer sees all. `reads_host`: block tables may have host blocks. `features` are the names of its
+    kernels' features (`octavo_kernels.features`); requests that need others are refused. `speeds` and `step_seconds`
+    are None if they were not measured, `shared_reading` if a shared prefix is read for each sequence. `asynchronous`:
     `launch` returns before the step is computed; only then does the engine run one step ahead, and only then do steps
     have `follows`.
     """
@@ -350,6 +351,7 @@ class ModelRunner(Protocol):
     vocab_size: int
     window: int
     reads_host: bool
+    features: frozenset[str]
     speeds: Speeds | None
     step_seconds: StepSeconds | None
     shared_reading: SharedReading | None

@@ -13,6 +13,7 @@ from octavo_worker.contract.files import ModelNotFound, end_ids, model_folder
 from octavo_worker.contract.messages import Refused
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
+from octavo_worker.engine.config import SchedulerConfig
 from octavo_worker.engine.drafts import (
     ModelProposer,
     NgramProposer,
@@ -91,21 +92,24 @@ def scheduler_for(
     """A scheduler over the memory of this runner, or over its first `num_blocks` blocks, with the `speculation` of the
     options, or another."""
     return Scheduler(
-        num_blocks=num_blocks or runner.num_blocks,
-        block_size=runner.block_size,
-        max_model_len=runner.max_model_len,
-        vocab_size=runner.vocab_size,
-        token_budget=runner.token_budget,
-        max_running=options.max_running,
-        num_host_blocks=runner.num_host_blocks,
-        first_host_block=runner.first_host_block,
-        window=runner.window,
-        reads_host=runner.reads_host,
-        policy=preemption_policy(options, runner),
-        scheduling=POLICIES[options.scheduling](),
-        shared_reading=runner.shared_reading,
-        speculation=speculation or speculation_for(runner, options),
-        mask_threads=mask_threads(runner),
+        SchedulerConfig(
+            num_blocks=num_blocks or runner.num_blocks,
+            block_size=runner.block_size,
+            max_model_len=runner.max_model_len,
+            vocab_size=runner.vocab_size,
+            token_budget=runner.token_budget,
+            max_running=options.max_running,
+            num_host_blocks=runner.num_host_blocks,
+            first_host_block=runner.first_host_block,
+            window=runner.window,
+            reads_host=runner.reads_host,
+            features=runner.features,
+            policy=preemption_policy(options, runner),
+            scheduling=POLICIES[options.scheduling](),
+            shared_reading=runner.shared_reading,
+            speculation=speculation or speculation_for(runner, options),
+            mask_threads=mask_threads(runner),
+        )
     )
 
 

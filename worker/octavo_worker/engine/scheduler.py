@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from array import array
 from collections import deque
-from collections.abc import Callable
 
-from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.messages import (
     AddRequest,
     EngineSampling,
@@ -19,10 +16,10 @@ from octavo_worker.contract.messages import (
     SequenceInput,
     StepOutput,
 )
-from octavo_worker.contract.step import Masks, SharedReading, StepPlan, StepResult
+from octavo_worker.contract.step import Masks, StepPlan, StepResult
 from octavo_worker.engine.batch_manager import BatchManager
+from octavo_worker.engine.config import SchedulerConfig
 from octavo_worker.engine.draft_planner import DraftPlanner
-from octavo_worker.engine.drafts import Speculation
 from octavo_worker.engine.grammar import Matcher
 from octavo_worker.engine.kv.kv_cache_manager import KVCacheManager
 from octavo_worker.engine.kv.shared_reads import SharedReads
@@ -31,83 +28,56 @@ from octavo_worker.engine.output_processor import OutputProcessor
 from octavo_worker.engine.planner import Planner
 from octavo_worker.engine.requests import Requests
 from octavo_worker.engine.scheduling.admission import Limits
-from octavo_worker.engine.scheduling.policy import PriorityPolicy, SchedulingPolicy
 from octavo_worker.engine.scheduling.time_share import TimeShare
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.step_in_flight import StepInFlight
-from octavo_worker.memory.cost import Decision, PreemptionPolicy
+from octavo_worker.memory.cost import Decision
 
 
 class Scheduler:
     """Continuous batching with chunked prefill over paged memory: what the engine's loop talks to.
 
-    `plan` builds a step (see `Planner`), `commit` takes its result, `abandon` undoes a step that failed. `scheduling`
-    decides between requests: by priority unless told otherwise; `aging_s` are the seconds of waiting after which it may
-    promote one. `policy` decides whether the memory of a preempted sequence moves to the host, or is given up and
-    computed again, helped by what the prefix cache still holds. Admission keeps `watermark` of the pool free for
-    running sequences. Masks of grammars are computed by `mask_threads`. With `shared_reading`, plans say which
-    sequences have leading blocks in common; with `speculation`, decodes may have drafts. `clock` tells seconds since
-    the epoch, as deadlines are given; `timer` seconds that never go back. The ids of host blocks begin at
-    `first_host_block` (None: right after those of the device).
-
-    A step may be planned while the one before it is in flight, see `can_plan`; `in_flight` are those that have not
-    ended, the oldest first. Blocks are published in the prefix cache when the step that fills them is planned, so equal
-    prompts share within that step (see `StepPlan`), or as soon as their last token is known after that.
+    `plan` builds a step (see `Planner`), `commit` takes its result, `abandon` undoes a step that failed. A step may be
+    planned while the one before it is in flight, see `can_plan`; `in_flight` are those that have not ended, the oldest
+    first. Blocks are published in the prefix cache when the step that fills them is planned, so equal prompts share
+    within that step (see `StepPlan`), or as soon as their last token is known after that.
     """
 
-    def __init__(
-        self,
-        *,
-        num_blocks: int,
-        block_size: int,
-        max_model_len: int,
-        vocab_size: int,
-        token_budget: int = 2048,
-        max_running: int = 256,
-        watermark: float = 0.01,
-        num_host_blocks: int = 0,
-        first_host_block: int | None = None,
-        window: int = 0,
-        reads_host: bool = False,
-        policy: PreemptionPolicy | None = None,
-        scheduling: SchedulingPolicy | None = None,
-        shared_reading: SharedReading | None = None,
-        speculation: Speculation | None = None,
-        mask_threads: int = 1,
-        aging_s: float = 30.0,
-        clock: Callable[[], float] = time.time,
-        timer: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        capacity = Capacity(num_blocks - 1, block_size, max(0, num_host_blocks - 1) if reads_host else 0, window)
-        first_host_block = first_host_block or num_blocks
+    def __init__(self, config: SchedulerConfig) -> None:
         self.kv = KVCacheManager(
-            capacity,
-            num_blocks,
-            num_host_blocks,
-            policy or PreemptionPolicy(),
-            first_host_block=first_host_block,
-            chunk=token_budget,
+            config.capacity,
+            config.num_blocks,
+            config.num_host_blocks,
+            config.policy,
+            first_host_block=config.first_host_block or config.num_blocks,
+            chunk=config.token_budget,
         )
         self.pool, self.cache = self.kv.pool, self.kv.cache
-        self.limits = Limits(max_model_len, vocab_size, max_running, capacity)
-        scheduling = scheduling or PriorityPolicy()
-        reserve = math.ceil(watermark * self.pool.total)
-        self._batch = BatchManager(self.kv, scheduling, max_running=max_running, watermark=reserve)
+        self.limits = Limits(
+            config.max_model_len, config.vocab_size, config.max_running, config.capacity, config.features
+        )
+        reserve = math.ceil(config.watermark * self.pool.total)
+        self._batch = BatchManager(self.kv, config.scheduling, max_running=config.max_running, watermark=reserve)
+        speculation = config.speculation
         self._requests = Requests(
             self._batch,
             self.limits,
-            scheduling,
+            config.scheduling,
             proposer=None if speculation is None else speculation.proposer,
-            aging_s=aging_s,
-            clock=clock,
-            timer=timer,
+            aging_s=config.aging_s,
+            clock=config.clock,
+            timer=config.timer,
         )
-        self._time_share = TimeShare(timer)
-        self._drafts = None if speculation is None else DraftPlanner(speculation, self.kv, vocab_size)
-        self._planner = Planner(self._batch, self._requests, scheduling, self._time_share, token_budget, self._drafts)
+        self._time_share = TimeShare(config.timer)
+        self._drafts = None if speculation is None else DraftPlanner(speculation, self.kv, config.vocab_size)
+        self._planner = Planner(
+            self._batch, self._requests, config.scheduling, self._time_share, config.token_budget, self._drafts
+        )
         self._outputs = OutputProcessor(self._batch, self._requests)
-        self.mask_filler = MaskFiller(self._requests, mask_threads)
-        self._shared_reads = shared_reading and SharedReads(shared_reading, block_size, first_host_block)
+        self.mask_filler = MaskFiller(self._requests, config.mask_threads)
+        self._shared_reads = config.shared_reading and SharedReads(
+            config.shared_reading, config.block_size, config.first_host_block or config.num_blocks
+        )
         self.in_flight: deque[StepInFlight] = deque()
         self._steps = 0
 

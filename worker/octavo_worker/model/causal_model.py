@@ -10,7 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo_kernels.pools import Pools, empty_pools
+from octavo_worker.contract.cache import CacheSpec, KvLayout, common_shape
 from octavo_worker.model.batch import Batch
+from octavo_worker.model.transfer import dtype_name
 from octavo_worker.ranks.group import Group
 
 
@@ -18,12 +21,13 @@ class CausalModel(Protocol):
     """The model as a runner sees it: `Decoder` or `TransformersModel`.
 
     `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into
-    logits, float32 or of `dtype`. While it is `shortened`, layers may be left out, but no kernel. `windows` are the
-    sliding windows that occur among its layers (0: none), `num_heads` the query heads of a layer, 0 if they are not
-    known. `is_capturable`: whether its steps can be captured in CUDA graphs; None: only a trial tells. `uniform`:
-    whether each row is to be computed, on a GPU too, as if it were alone. `forms`: those of quantised weights, in
-    words. `factors`: those of LongRoPE, short or long; empty: it has none. `kept_bytes` are those of a token that it
-    keeps beside keys and values. With a `group` heads are those of one of its ranks, and so are the tokens of `logits`.
+    logits, float32 or of `dtype`. While it is `shortened`, layers may be left out, but no kernel. `cache` says what
+    each layer keeps, in the model's own type, and `bind` gives each layer its part of the blocks. `num_heads` are the
+    query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA graphs;
+    None: only a trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone.
+    `forms`: those of quantised weights, in words. `factors`: those of LongRoPE, short or long; empty: it has none.
+    `kept_bytes` are those of a token that it keeps beside keys and values. With a `group` heads are those of one of
+    its ranks, and so are the tokens of `logits`.
     """
 
     group: Group | None
@@ -32,25 +36,31 @@ class CausalModel(Protocol):
     factors: str
     kept_bytes: int
     num_heads: int
-    windows: list[int]
     dtype: torch.dtype
     device: torch.device
     vocab_size: int
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    window: int  # tokens that a query sees in every layer; 0: all, in some layer
+    cache: tuple[CacheSpec, ...]
 
     @property
     def is_capturable(self) -> bool | None: ...
 
-    def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None: ...
+    def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None: ...
 
     def shortened(self) -> AbstractContextManager[None]: ...
 
     def forward(self, batch: Batch, rows: Tensor | None) -> Tensor: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+def layout_of(model: CausalModel, block_size: int, dtype: torch.dtype | None = None) -> KvLayout:
+    """The blocks of a model's cache; `dtype`: int8 or float8_e4m3fn instead of the model's."""
+    return KvLayout.of(model.cache, block_size, None if dtype is None else dtype_name(dtype))
+
+
+def heads_per_kv(model: CausalModel) -> int:
+    """Query heads that share keys and values; 1 if they are not known."""
+    return max(1, model.num_heads // common_shape(model.cache).kv_heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +82,23 @@ def in_pools(pairs: Sequence[tuple[int, int]], first_host_block: int) -> Tensor:
     """Pairs of a block of the device and one of the host, in any order, as each pool counts its own."""
     ids = torch.tensor(pairs, dtype=torch.int64)
     return ids - first_host_block * (ids >= first_host_block)
+
+
+def empty_cache(model: CausalModel, cache: CacheConfig) -> Pools:
+    """Uninitialised blocks of a model. Raises `RuntimeError` if there is not as much memory."""
+    layout = layout_of(model, cache.block_size, cache.dtype)
+    dtype = cache.dtype or model.dtype
+    return empty_pools(cache.num_blocks, cache.num_host_blocks, layout.block_bytes, dtype, model.device)
+
+
+def layer_caches(blocks: Tensor, layout: KvLayout) -> list[Tensor]:
+    """The part of each layer in `blocks[num_blocks, elements]`: `[num_blocks, 2, kv_heads, cells]`, as operations take
+    it. Layers whose keys and values differ in width have none that they could take."""
+    parts = []
+    for spec, piece in zip(layout.specs, layout.pieces, strict=True):
+        assert spec is not None, "a layer without keys and values has no operation yet"
+        assert piece is not None
+        first, count = piece.offset // blocks.itemsize, piece.nbytes // blocks.itemsize
+        part = blocks[:, first : first + count]
+        parts.append(part.view(len(blocks), 2, spec.kv_heads, count // (2 * spec.kv_heads)))
+    return parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -186,12 +186,6 @@ def _windows(config: ModelConfig) -> list[int]:
     window = (getattr(config, "sliding_window", None) or 0) if config.model_type in SLIDING else 0
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     return [window if kind == "sliding_attention" else 0 for kind in types]
-
-
-def common_window(windows: Iterable[int]) -> int:
-    """Tokens that a query sees in every layer; 0 if some layer (window 0) sees all."""
-    windows = list(windows)
-    return max(windows) if all(windows) else 0
 
 
 def _llama_like(config: ModelConfig, max_model_len: int | None, **differences: Any) -> DecoderConfig:

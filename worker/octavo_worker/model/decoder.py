@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.config import DecoderConfig, common_window
+from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
@@ -32,7 +32,7 @@ class DecoderLayers:
     @property
     def linears(self) -> list[Linear]:
         """Linears of all blocks, and the head."""
-        return [*(linear for block in self.blocks for linear in block.linears), self.head]
+        return [*(linear for block in self.blocks for linear in block.products().values()), self.head]
 
 
 class Taps(Protocol):
@@ -82,20 +82,16 @@ class Decoder:
         self.dtype = layers.embed.dtype
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size
-        self.num_layers = len(config.layers)
         self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
-        self.windows = sorted({layer.sliding_window for layer in config.layers})
-        self.head_dim = config.head_dim
-        self.window = common_window(layer.sliding_window for layer in config.layers)
+        self.cache = tuple(block.attention.kept(self.dtype) for block in layers.blocks)
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self.buffers = Buffers.allocate(config, token_budget, self.dtype, self.device)
 
-    def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None:
+    def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None:
         cos_sin = {name: rope.cos_sin(max_model_len).to(self.device) for name, rope in self.config.ropes.items()}
-        for index, block in enumerate(self.layers.blocks):
-            block.attention.bind(kv_cache[:, index], block_size, cos_sin)
+        for block, cache in zip(self.layers.blocks, caches, strict=True):
+            block.attention.bind(cache, block_size, cos_sin)
 
     @contextmanager
     def shortened(self) -> Iterator[None]:

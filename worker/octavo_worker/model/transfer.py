@@ -1,4 +1,4 @@
-"""Copies between the host and a device that nothing waits for."""
+"""Copies between the host and a device that nothing waits for, and names of types."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def to_host(tensor: Tensor) -> Tensor:
     if tensor.is_cpu:
         return tensor
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Such as bfloat16."""
+    return str(dtype).removeprefix("torch.")

@@ -8,6 +8,7 @@ tensors would have to wait, so a step that can be captured does not depend on th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from octavo_kernels import ops
+from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.config import common_window
 from octavo_worker.model.errors import NEXT, CheckpointError, UnsupportedModel
 from octavo_worker.model.substitutes import RowByRow, substitute
+from octavo_worker.model.transfer import dtype_name
 from octavo_worker.ranks.group import Group
 
 NAME = "octavo_paged"
@@ -82,17 +84,17 @@ class TransformersModel:
         self.dtype = model.dtype
         self.device = model.device
         self.vocab_size = config.vocab_size
-        self.num_layers = config.num_hidden_layers
+        self._num_layers = config.num_hidden_layers
         _attach(model, config, self.step)
         calls = self._trial_run()
         heads = {call.heads for call in calls}
         self.num_heads = heads.pop() if len(heads) == 1 else 0
-        self.num_kv_heads, self.head_dim = calls[0].kv_heads, calls[0].head_dim
-        self.windows = sorted({call.window for call in calls})
-        self.window = common_window(self.windows)
+        by_layer = sorted(calls, key=lambda call: call.layer)
+        kept = dtype_name(self.dtype)
+        self.cache = tuple(CacheSpec(c.kv_heads, c.head_dim, c.head_dim, kept, c.window) for c in by_layer)
 
-    def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None:
-        self.step.caches = [kv_cache[:, layer] for layer in range(self.num_layers)]
+    def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None:
+        self.step.caches = list(caches)
         self.step.block_size = block_size
 
     def shortened(self) -> AbstractContextManager[None]:
@@ -114,21 +116,16 @@ class TransformersModel:
         return hidden
 
     def _trial_run(self) -> list[Call]:
-        """One token through the model: every layer must call the attention function exactly once, with KV heads of one
-        shape and nothing that it would have to ignore. Returns the calls."""
+        """One token through the model: every layer must call the attention function exactly once, with nothing that it
+        would have to ignore. Returns the calls."""
         name = type(self.model).__name__
         calls, _ = self._try(1)
         if problems := sorted({call.problem for call in calls if call.problem}):
             raise UnsupportedModel(f"{name}: {'; '.join(problems)}; {NEXT}")
-        if sorted(call.layer for call in calls) != list(range(self.num_layers)):
+        if sorted(call.layer for call in calls) != list(range(self._num_layers)):
             raise UnsupportedModel(
-                f"{name} called transformers' attention interface for {len(calls)} of {self.num_layers} layers; "
+                f"{name} called transformers' attention interface for {len(calls)} of {self._num_layers} layers; "
                 f"only models whose every layer is attention through that interface can be served; {NEXT}"
-            )
-        shapes = {(call.kv_heads, call.head_dim) for call in calls}
-        if len(shapes) != 1:
-            raise UnsupportedModel(
-                f"{name} has layers with different KV shapes {sorted(shapes)}; one shape is supported; {NEXT}"
             )
         twice, logits = self._try(2)
         self._selects_rows = logits.shape[1] == 1  # some models' code makes those of all tokens whatever it is asked

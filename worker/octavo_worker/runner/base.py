@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_kernels.pools import empty_pools
+from octavo_kernels.features import features
+from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.step import Speeds, StepPlan, StepSeconds
-from octavo_worker.model.causal_model import CacheConfig, CausalModel
+from octavo_worker.model.causal_model import CacheConfig, CausalModel, empty_cache, layer_caches, layout_of
 from octavo_worker.model.numerics import numerics
-from octavo_worker.model.transfer import on_device
+from octavo_worker.model.transfer import dtype_name, on_device
 from octavo_worker.runner.parallel.sampling import SplitRows
 from octavo_worker.runner.sampler import Scores, WholeRows
 
@@ -50,14 +51,14 @@ class BaseRunner:
         self.max_model_len = max_model_len
         self.token_budget = token_budget
         self.vocab_size = model.vocab_size
-        self.window = model.window
-        shape = (model.num_layers, model.num_kv_heads, cache.block_size, model.head_dim)
-        dtype = cache.dtype or model.dtype
-        pools = empty_pools(cache.num_blocks, cache.num_host_blocks, *shape, dtype, model.device)
+        self.window = common_window(model.cache)
+        self.features = frozenset[str](features(model.device))
+        self.layout = layout_of(model, cache.block_size, cache.dtype)
+        pools = empty_cache(model, cache)
         self.kv_cache, self.host_cache = pools.device, pools.host
         self.first_host_block = pools.first_host_block or cache.num_blocks
         self.reads_host = pools.first_host_block is not None
-        self.kv_dtype = str(self.kv_cache.dtype).removeprefix("torch.")
+        self.kv_dtype = dtype_name(self.kv_cache.dtype)
         self.quantization = " + ".join(sorted(model.forms))
         self.numerics = numerics(
             model.device,
@@ -69,7 +70,7 @@ class BaseRunner:
             ranks=1 if model.group is None else model.group.rank.count,
         )
         self.rows = WholeRows(model.vocab_size) if model.group is None else SplitRows(model.group, model.vocab_size)
-        model.bind(pools.blocks, cache.block_size, max_model_len)
+        model.bind(layer_caches(pools.blocks, self.layout), cache.block_size, max_model_len)
 
     def _score_prompts(self, features: Tensor, parts: Sequence[PromptScores]) -> list[tuple[int, Scores]]:
         """The scores of `parts`, in pieces, each with its sequence's place; `features` has their rows."""

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.pools import empty_pools
 from octavo_worker.contract.step import UNKNOWN, SampleRow, SequenceStep, StepPlan
 from octavo_worker.model.batch import Batch, ragged_batch
-from octavo_worker.model.causal_model import CacheConfig, CausalModel, in_pools
+from octavo_worker.model.causal_model import CacheConfig, CausalModel, empty_cache, in_pools, layer_caches, layout_of
 from octavo_worker.model.transfer import on_device
 from octavo_worker.runner.sampler import draw
 
@@ -57,14 +56,13 @@ class DraftModel:
         self._vocab_size = sizes.vocab_size
         self._first_host_block = sizes.first_host_block
         self._place = place
-        shape = (model.num_layers, model.num_kv_heads, cache.block_size, model.head_dim)
-        dtype = cache.dtype or model.dtype
-        pools = empty_pools(cache.num_blocks, cache.num_host_blocks, *shape, dtype, model.device)
+        pools = empty_cache(model, cache)
         self._kv_cache, self._host_cache = pools.device, pools.host
         self._filled = bytearray(sizes.first_host_block + cache.num_host_blocks)
         self._filled[0] = cache.block_size  # what lies left of the window is never missing
         self._full: dict[int, int] = {}  # by run: leading blocks that are known to be filled
-        model.bind(pools.blocks, cache.block_size, sizes.context)
+        layout = layout_of(model, cache.block_size, cache.dtype)
+        model.bind(layer_caches(pools.blocks, layout), cache.block_size, sizes.context)
 
     def of_plan(self, plan: StepPlan) -> StepPlan:
         """Do what a plan does with blocks here, too, and fill in its drafts: the plan itself if it wants none."""

@@ -92,6 +92,9 @@ class PagedRunner(BaseRunner):
         self._leader = leader
         self._backing = Backing(self.kv_cache)
 
+    def warm_up(self) -> None:
+        """Nothing: only graphs and kernels of a GPU have to be tried before they are needed."""
+
     def launch(self, plan: StepPlan) -> Computed | Done:
         """Computes the step. It fails with a `StepError` for a sequence whose tokens the model cannot embed."""
         if self._leader is not None:

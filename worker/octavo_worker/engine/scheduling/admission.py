@@ -8,18 +8,39 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo_worker.contract.capacity import Capacity
-from octavo_worker.contract.messages import PRIORITIES, AddRequest, RequestFailed
+from octavo_worker.contract.messages import PRIORITIES, AddRequest, EngineSampling, RequestFailed
 from octavo_worker.engine.sequence import Request
+
+NEEDED = {
+    "top_k": "filters",
+    "top_p": "filters",
+    "min_p": "filters",
+    "min_tokens": "adjustments",
+    "repetition_penalty": "adjustments",
+    "presence_penalty": "adjustments",
+    "frequency_penalty": "adjustments",
+    "logit_bias": "adjustments",
+    "logprobs": "logprobs",
+    "prompt_logprobs": "logprobs",
+}
+"""Feature of a runner's kernels that a field of `EngineSampling` needs where it is not as by default."""
+MASKS = "masks"
+"""Feature that a grammar needs."""
+FEATURES = frozenset({*NEEDED.values(), MASKS})
+"""All that requests can ask for."""
+_PLAIN = EngineSampling(seed=0, max_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that this engine can hold: tokens of a context, token ids, sequences at once, memory of a sequence."""
+    """The most that this engine can hold: tokens of a context, token ids, sequences at once, memory of a sequence; and
+    `features`, what its kernels can."""
 
     max_model_len: int
     vocab_size: int
     max_running: int
     capacity: Capacity
+    features: frozenset[str] = FEATURES
 
     def room(self, request: AddRequest) -> int:
         """The most tokens that a sequence of this request can have."""
@@ -30,7 +51,27 @@ class Limits:
 
 def refusal(request: AddRequest, limits: Limits) -> RequestFailed | None:
     """Why this request cannot run here, or None. One bad request must never reach the model and end the engine."""
-    return _bad_shape(request, limits) or _bad_ids(request, limits) or _too_long(request, limits)
+    return (
+        _bad_shape(request, limits)
+        or _not_supported(request, limits.features)
+        or _bad_ids(request, limits)
+        or _too_long(request, limits)
+    )
+
+
+def _not_supported(request: AddRequest, features: frozenset[str]) -> RequestFailed | None:
+    """The only place where a request is compared with what the device has: kernels that are not there would end the
+    engine."""
+    if features >= FEATURES:
+        return None
+    asked = {n: need for n, need in NEEDED.items() if getattr(request.sampling, n) != getattr(_PLAIN, n)}
+    if request.grammar is not None:
+        asked["grammar"] = MASKS
+    for param, feature in asked.items():
+        if feature not in features:
+            message = f"{param} needs {feature}, which this worker's kernels do not have: leave {param} out"
+            return RequestFailed(request.id, "not_supported", message, param)
+    return None
 
 
 def _bad_shape(request: AddRequest, limits: Limits) -> RequestFailed | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.eagle.features import Features
@@ -42,8 +44,6 @@ class EagleHead:
     forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""
-    num_layers = 1
-    window = 0
 
     def __init__(self, config: DecoderConfig, layers: HeadLayers, features: Features, tokens: int) -> None:
         """`config` is that of its one layer. Passes have up to `tokens` tokens."""
@@ -53,17 +53,17 @@ class EagleHead:
         self.kept_bytes = features.token_bytes
         self.dtype, self.device = layers.embed.dtype, layers.embed.device
         self.vocab_size = config.vocab_size
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.windows = [0]
+        self.num_heads = config.num_heads
+        self.cache: tuple[CacheSpec, ...] = (layers.block.attention.kept(self.dtype),)
         self._allocate(tokens)
 
     def _allocate(self, tokens: int) -> None:
         self._buffers = Buffers.allocate(self.config, tokens, self.dtype, self.device)
         self._pairs = torch.empty((tokens, 2 * self.config.hidden_size), dtype=self.dtype, device=self.device)
 
-    def bind(self, kv_cache: Tensor, block_size: int, max_model_len: int) -> None:
+    def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None:
         cos_sin = {name: rope.cos_sin(max_model_len).to(self.device) for name, rope in self.config.ropes.items()}
-        self.layers.block.attention.bind(kv_cache[:, 0], block_size, cos_sin)
+        self.layers.block.attention.bind(caches[0], block_size, cos_sin)
 
     def shortened(self) -> AbstractContextManager[None]:
         return nullcontext()

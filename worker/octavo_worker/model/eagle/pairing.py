@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from octavo_worker.contract.cache import common_window
 from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.checkpoint.formats import DenseFormat, format_of
 from octavo_worker.model.decoder import Decoder
@@ -18,9 +19,10 @@ def check_pair(target: CausalModel, target_folder: Path, head_folder: Path) -> D
             "heads read the layers of octavo's own decoder, and this model runs on its transformers code; give suffix "
             "or draft:FOLDER."
         )
-    if target.window:
+    window = common_window(target.cache)
+    if window:
         raise UnsupportedModel(
-            f"heads see all of a sequence, of which this model keeps the {target.window} tokens of its sliding window; "
+            f"heads see all of a sequence, of which this model keeps the {window} tokens of its sliding window; "
             "give suffix."
         )
     if not isinstance(format_of(head_folder), DenseFormat):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,14 +22,14 @@ class Block:
     mlp: Mlp
     mlp_end: AddNorm  # its norm is that of the next block's attention, or the model's last
 
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        return self.attention.qkv, self.attention.out, self.mlp.up, self.mlp.down
+    def products(self) -> Mapping[str, Linear]:
+        """By name, in the order in which a step takes them."""
+        return {**self.attention.products(), **self.mlp.products()}
 
     @property
     def kind(self) -> Hashable:
         """Equal to that of a block whose steps take the same kernels."""
-        linears = tuple((type(linear), linear.forms, linear.nbytes) for linear in self.linears)
+        linears = tuple((type(linear), linear.forms, linear.nbytes) for linear in self.products().values())
         return linears, *self.attention.reading.values()
 
     def forward(self, x: Input, b: Buffers, batch: Batch) -> Input:
@@ -44,5 +44,4 @@ class Block:
         return self._after_attention(b.select(rows, chosen))
 
     def _after_attention(self, b: Buffers) -> Input:
-        x = self.attention.out.into_norm(b.attended.flatten(1), b, self.attention_end)
-        return self.mlp.down.into_norm(self.mlp.activate(x, b), b, self.mlp_end)
+        return self.mlp.into_norm(self.attention.into_norm(b, self.attention_end), b, self.mlp_end)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Gate
+from octavo_kernels.ops import Gate, Product
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.norm import AddNorm, Input
 
@@ -58,8 +58,7 @@ class Linear(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """How a model computes its products on a GPU. `uniform`: no row depends on the others, nor on their number.
-    `counter`: see `ops.linear`; one is enough for all layers."""
+    """How a model computes its products on a GPU: see `ops.Product`. One `counter` is enough for all layers."""
 
     uniform: bool = False
     counter: Tensor | None = None
@@ -78,13 +77,14 @@ class Dense(Linear):
         return self.weight.nbytes
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        p = self.products
-        return ops.linear(
-            x.rows, self.weight, self.bias, out, residual, x.norm, x.normed, uniform=p.uniform, counter=p.counter
-        )
+        return ops.linear(self._product(x, out, residual))
 
     def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
-        p, weight = self.products, self.weight
-        return ops.gated_linear(
-            x.rows, weight, kind, self.bias, out, scratch, x.norm, x.normed, uniform=p.uniform, counter=p.counter
-        )
+        return ops.gated_linear(self._product(x, out), kind, scratch)
+
+    def _product(self, x: Input, out: Tensor | None, residual: Tensor | None = None) -> Product[Tensor]:
+        uniform, counter = self.products.uniform, self.products.counter
+        return Product(
+            x.rows, self.weight, self.bias, out=out, residual=residual, norm=x.norm, normed=x.normed, uniform=uniform,
+            counter=counter,
+        )  # fmt: skip

@@ -1,32 +1,30 @@
-"""The MLP of a block, up to its last product."""
+"""The MLP of a block."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
-
-from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.ops import Activation, Gate
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
-from octavo_worker.model.layers.norm import Input
+from octavo_worker.model.layers.norm import AddNorm, Input
+
+GATE_UP = "gate, up"
+"""A product whose first half is a gate."""
 
 
 class Mlp(Protocol):
-    @property
-    def up(self) -> Linear:
-        """The first product."""
+    """The sublayer after attention."""
+
+    def products(self) -> Mapping[str, Linear]:
+        """By name, in the order in which a step takes them."""
         ...
 
-    @property
-    def down(self) -> Linear:
-        """The last product."""
-        ...
-
-    def activate(self, x: Input, b: Buffers) -> Tensor:
-        """The rows that `down` multiplies, in `b.activated`."""
+    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
+        """Its output for the rows of `x`, added to the residual stream `b.hidden`, and normalised for what follows."""
         ...
 
 
@@ -36,8 +34,12 @@ class GatedMlp:
     down: Linear
     activation: Gate
 
-    def activate(self, x: Input, b: Buffers) -> Tensor:
-        return self.up.gated(x, self.activation, out=b.activated, scratch=b.up)
+    def products(self) -> Mapping[str, Linear]:
+        return {GATE_UP: self.up, "down": self.down}
+
+    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
+        activated = self.up.gated(x, self.activation, out=b.activated, scratch=b.up)
+        return self.down.into_norm(activated, b, add_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,5 +48,9 @@ class PlainMlp:
     down: Linear
     activation: Activation
 
-    def activate(self, x: Input, b: Buffers) -> Tensor:
-        return ops.act(self.up.apply(x, b.up), self.activation, out=b.activated)
+    def products(self) -> Mapping[str, Linear]:
+        return {"up": self.up, "down": self.down}
+
+    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
+        activated = ops.act(self.up.apply(x, b.up), self.activation, out=b.activated)
+        return self.down.into_norm(activated, b, add_norm)

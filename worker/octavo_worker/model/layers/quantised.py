@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Gate
+from octavo_kernels.ops import Gate, Product
 from octavo_kernels.weights import Activations, PackedWeight, Scheme
 from octavo_worker.model.layers.linear import Linear, Products
 from octavo_worker.model.layers.norm import Input
@@ -42,16 +42,17 @@ class Quantised(Linear):
             self.copy = ops.copy_of(self.weight, self.dtype)
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        uniform = self.products.uniform
-        return ops.quantised_linear(
-            x.rows, self.weight, self.bias, out, residual, x.norm, x.normed, uniform, self.copy
-        )  # fmt: skip
+        return ops.linear(self._product(x, out, residual))
 
     def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
+        return ops.gated_linear(self._product(x, out), kind, scratch)
+
+    def _product(self, x: Input, out: Tensor | None, residual: Tensor | None = None) -> Product[PackedWeight]:
         uniform = self.products.uniform
-        return ops.quantised_gated_linear(
-            x.rows, self.weight, kind, self.bias, out, scratch, x.norm, x.normed, uniform, self.copy
-        )
+        return Product(
+            x.rows, self.weight, self.bias, out=out, residual=residual, norm=x.norm, normed=x.normed, uniform=uniform,
+            copy=self.copy,
+        )  # fmt: skip
 
 
 def form_of(scheme: Scheme, depth: int) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo_kernels.plan import chunk_count
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.causal_model import CausalModel
+from octavo_worker.model.causal_model import CausalModel, heads_per_kv
 from octavo_worker.model.transfer import on_device
 from octavo_worker.runner.cuda.plans import AttentionPlans
 
@@ -19,7 +19,7 @@ class DraftBatches:
     def __init__(self, model: CausalModel, sequences: int, tokens: int, context: int) -> None:
         self._device = model.device
         self._plans = AttentionPlans(model, sequences, tokens, context, groups=False)
-        self._heads_per_kv = max(1, model.num_heads // model.num_kv_heads)
+        self._heads_per_kv = heads_per_kv(model)
 
     def place(self, batch: Batch) -> Batch:
         contexts, starts = batch.context_lens.numpy(), batch.query_start.numpy()

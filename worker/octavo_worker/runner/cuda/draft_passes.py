@@ -15,7 +15,7 @@ from octavo_kernels.plan import chunk_count
 from octavo_kernels.sampling import SAMPLE_WORDS
 from octavo_kernels.step import StepInputs
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.causal_model import CausalModel
+from octavo_worker.model.causal_model import CausalModel, heads_per_kv
 from octavo_worker.model.transfer import on_device
 from octavo_worker.runner.cuda.graphs import StepGraphs
 from octavo_worker.runner.cuda.plans import AttentionPlans
@@ -213,6 +213,6 @@ class DraftPasses:
 def plans_for_passes(model: CausalModel, sequences: int, context: int) -> AttentionPlans:
     """For decodes, and for two queries of each sequence."""
     plans = AttentionPlans(model, sequences, 2 * sequences, context, groups=False, queries=2)
-    group = max(1, model.num_heads // model.num_kv_heads)
+    group = heads_per_kv(model)
     plans.make_room(chunk_count(np.full(sequences, context, np.int32), np.full(sequences, 2, np.int32), group))
     return plans

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo_kernels.plan import AttentionPlan, chunk_tokens
+from octavo_worker.contract.cache import common_shape, windows_of
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.causal_model import CausalModel
 
@@ -42,18 +43,19 @@ class AttentionPlans:
         if not model.num_heads:
             return 0
         chunks = sequences * -(-max_model_len // chunk_tokens())
+        shape = common_shape(model.cache)
         each = [
             AttentionPlan.partial_bytes(
                 chunks=chunks,
                 heads=model.num_heads,
-                kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
+                kv_heads=shape.kv_heads,
+                head_dim=shape.key_dim,
                 max_queries=queries,
                 uniform=model.uniform,
             )
             for queries in (1, 1, chunk_tokens())  # a prompt's: more than a tile has rows
         ]
-        return len(model.windows) * sum(each)
+        return len(windows_of(model.cache)) * sum(each)
 
     def for_decodes(self, batch: Batch, *, shared: bool) -> dict[int, AttentionPlan]:
         """Updated on the device for a batch of one token a sequence, `shared` if some are grouped by their prefix."""
@@ -73,21 +75,22 @@ class AttentionPlans:
 
     def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> dict[int, AttentionPlan]:
         model = self._model
+        shape = common_shape(model.cache)
         return {
             window: AttentionPlan(
                 sequences=self._sequences,
                 tokens=tokens,
                 chunks=chunks,
                 heads=model.num_heads,
-                kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
+                kv_heads=shape.kv_heads,
+                head_dim=shape.key_dim,
                 max_queries=max_queries,
                 sliding_window=window,
                 shared_prefixes=shared,
                 uniform=model.uniform,
                 device=model.device,
             )
-            for window in (model.windows if model.num_heads else ())
+            for window in (windows_of(model.cache) if model.num_heads else ())
         }
 
 

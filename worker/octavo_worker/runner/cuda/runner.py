@@ -12,9 +12,10 @@ from octavo_kernels import ops
 from octavo_kernels.cuda import reads_prefixes_once
 from octavo_kernels.plan import chunk_tokens, few_queries, split_queries
 from octavo_kernels.step import StepInputs, carry, unpack_step
+from octavo_worker.contract.cache import common_shape, windows_of
 from octavo_worker.contract.step import Done, Launched, Masks, SharedReading, StepError, StepPlan
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.causal_model import CacheConfig, CausalModel
+from octavo_worker.model.causal_model import CacheConfig, CausalModel, heads_per_kv
 from octavo_worker.model.stage import Stage
 from octavo_worker.model.transfer import on_device
 from octavo_worker.runner.base import BaseRunner
@@ -86,17 +87,17 @@ class CudaRunner(BaseRunner):
         self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
         self._stream = torch.cuda.Stream(device)
         self._before: Slot | None = None  # of the step launched last
-        heads_per_kv = max(1, model.num_heads // model.num_kv_heads)
+        group = heads_per_kv(model)
         self._shapes = StepShapes(
             max_running,
             tokens,
             samples=samples,
             prompts=bool(model.is_capturable),
             chunks=self._plans.chunks,
-            heads_per_kv=heads_per_kv,
-            few_queries=0 if model.uniform else few_queries(heads_per_kv, windowed=any(model.windows)),
+            heads_per_kv=group,
+            few_queries=0 if model.uniform else few_queries(group, windowed=any(windows_of(model.cache))),
             block_size=cache.block_size,
-            block_bytes=self.kv_cache[0, 0].nbytes,
+            block_bytes=max(piece.nbytes for piece in self.layout.pieces if piece is not None),
         )
         self._packer = Packer(
             rows=max_running,
@@ -333,8 +334,9 @@ class CudaRunner(BaseRunner):
 def _shared_reading(model: CausalModel, block_size: int, cache_dtype: torch.dtype) -> SharedReading | None:
     """None if every layer has a sliding window, behind which blocks are given up, where the kernels read no groups, and
     where every sequence is computed as if it were alone."""
-    if 0 not in model.windows or model.uniform or not reads_prefixes_once(model.dtype, cache_dtype, model.head_dim):
+    shape = common_shape(model.cache)
+    is_read = 0 in windows_of(model.cache) and reads_prefixes_once(model.dtype, cache_dtype, shape.key_dim)
+    if not is_read or model.uniform:
         return None
-    token_bytes = 2 * model.num_kv_heads * model.head_dim * model.dtype.itemsize
-    queries = split_queries(max(1, model.num_heads // model.num_kv_heads))
-    return SharedReading(chunk_tokens() // block_size, SHARED_BYTES // token_bytes, queries)
+    queries = split_queries(heads_per_kv(model))
+    return SharedReading(chunk_tokens() // block_size, SHARED_BYTES // shape.token_bytes, queries)

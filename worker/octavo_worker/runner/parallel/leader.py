@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 import torch
 
 from octavo_kernels.exchange import Exchange
 from octavo_worker.contract.step import Masks, StepPlan
+from octavo_worker.model.causal_model import CacheConfig, CausalModel
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.ranks.board import Board
 from octavo_worker.ranks.cpu_group import CpuGroup
@@ -70,14 +72,26 @@ class Leader:
     def __init__(self, ranks: Ranks, group: Group) -> None:
         self.ranks, self.group = ranks, group
         self._board = Board(group.memory, group.rank)
+        self._handles: list[bytes] = []
 
-    def await_loaded(self, mine: Loaded) -> list[Loaded]:
-        """The messages of all ranks, this one first. Raises `RanksFailed`, with the reason, if one does not load."""
+    @classmethod
+    def of(cls, ranks: Ranks, model: CausalModel) -> Self:
+        """The leader of the ranks that `model` is the first part of."""
+        assert model.group is not None
+        return cls(ranks, model.group)
+
+    def least_room(self, mine: int | None) -> int | None:
+        """The least that a rank has left for its part of the KV cache, once all have loaded; None if the options name
+        its size. Raises `RanksFailed`, with the reason, if one does not load."""
         others = [msgspec.json.decode(each.await_message(), type=Loaded) for each in self.ranks.processes]
-        return [mine, *others]
+        self._handles = [self.group.handle, *(each.handle for each in others)]
+        return None if mine is None else min(mine, *(each.room or 0 for each in others))
 
-    def begin(self, sizes: Sizes) -> None:
+    def begin(self, cache: CacheConfig, max_model_len: int) -> None:
+        """Tell all ranks the size of the cache, and connect this one to them."""
+        sizes = Sizes(cache.num_blocks, cache.num_host_blocks, max_model_len, self._handles)
         self.ranks.send(msgspec.json.encode(sizes))
+        self.group.connect(self._handles)
 
     def join(self) -> None:
         """Returns once all ranks are ready and reach each other. From then on none is lost unnoticed. Raises

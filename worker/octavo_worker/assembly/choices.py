@@ -1,0 +1,127 @@
+"""Decisions that options, config.json and the names of tensors allow before any weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from octavo_worker.assembly.devices import check_block_size, check_ranks, check_uniform, choose_device
+from octavo_worker.contract.files import model_folder
+from octavo_worker.contract.options import ModelOptions, OnlineQuantization
+from octavo_worker.model.checkpoint.formats import DenseFormat, Format, OnlineFormat, format_of
+from octavo_worker.model.checkpoint.names import NAMES
+from octavo_worker.model.config import DecoderConfig, decoder_config, reject
+from octavo_worker.model.config_file import ModelConfig, read_file
+from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.longrope import original_length, takes_long_factors
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How a model is loaded. `described` None is the transformers route, `factors` are those of LongRoPE."""
+
+    folder: Path
+    config: ModelConfig
+    form: Format
+    dtype: torch.dtype
+    device: torch.device
+    described: DecoderConfig | None
+    context: int
+    factors: str = ""
+    original: int | None = None  # context, of a model with LongRoPE
+
+
+def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
+    """Raises `ModelError` for all that can be refused by then. Without `decoders` every model takes the transformers
+    route."""
+    folder = model_folder(options.model)
+    config = (read_file(folder) if decoders else None) or read_config(folder)
+    form: Format = format_of(folder)
+    reject(config)
+    dtype = choose_dtype(options.dtype, config)
+    device = choose_device(options.device)
+    check_block_size(options.block_size, device)
+    context = context_length(options.max_model_len, config)
+    original, is_long = original_length(config), False
+    if original is not None:
+        is_long = takes_long_factors(options.longrope, original, options.max_model_len, context)
+        context = context if is_long else min(context, original)
+    described = described_by(config, original and original + int(is_long)) if decoders else None
+    if described is None and not isinstance(form, DenseFormat):
+        raise UnsupportedModel(
+            f"{config.model_type!r} runs on its transformers code, which takes no quantised weights here; give the "
+            "checkpoint in bfloat16 or float16."
+        )
+    if options.quantization != "auto":
+        form = online_format(options.quantization, form, described, config.model_type, folder)
+    if options.deterministic and device.type == "cuda":
+        check_uniform(device, config, described)
+    if options.tensor_parallel > 1:
+        check_ranks(options.tensor_parallel, device, described, config.model_type)
+    factors = "" if original is None else "long" if is_long else "short"
+    return Choices(folder, config, form, dtype, device, described, context, factors, original)
+
+
+def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:
+    """The decoder that a config describes, None for another route. Raises `UnsupportedModel` for a config that lacks
+    something."""
+    try:
+        return decoder_config(config, rope_len)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UnsupportedModel(
+            f"the config.json of this {config.model_type!r} lacks what the model needs ({error}); compare it with the "
+            "file of a model that runs."
+        ) from error
+
+
+def online_format(
+    kind: OnlineQuantization, form: Format, described: DecoderConfig | None, family: str, folder: Path
+) -> Format:
+    """The format that quantises a checkpoint of format `form` as it is read. Raises `UnsupportedModel`."""
+    if not isinstance(form, DenseFormat):
+        raise UnsupportedModel(f"{folder} is quantised already; leave --quantization out.")
+    if described is None:
+        raise UnsupportedModel(
+            f"--quantization covers the models of octavo's own decoder, not {family!r}; leave it out."
+        )
+    return OnlineFormat(kind, NAMES[described.family].head)
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """As transformers reads it. Raises `UnsupportedModel` where transformers cannot."""
+    from transformers import AutoConfig
+
+    try:
+        config: ModelConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # classes of configs check their values, each in its own way
+        reason = f"{type(error).__name__}: {error}"
+        raise UnsupportedModel(
+            f"transformers cannot read {folder / 'config.json'} ({reason}); it must be that of a text model that the "
+            "installed transformers knows."
+        ) from error
+    return config
+
+
+def context_length(asked: int | None, config: ModelConfig) -> int:
+    """`asked`, by default the model's own, which is the most. Raises `ModelError` for more than that, or where neither
+    is known."""
+    longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    wanted = asked or longest
+    if wanted is None:
+        raise ModelError(f"{config.model_type!r} names no longest context; give --max-model-len.")
+    if longest is not None and wanted > longest:
+        raise ModelError(f"max_model_len {wanted} is more than the model's context of {longest} tokens.")
+    return wanted
+
+
+def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
+    """The dtype named, or for "auto" the config's, else float32. Raises `UnsupportedModel` for another type."""
+    stated = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
+    name = str(stated).removeprefix("torch.") if name == "auto" else name
+    if name not in DTYPES:
+        raise UnsupportedModel(f"dtype {name} is not supported; give --dtype bfloat16.")
+    return DTYPES[name]

@@ -1,0 +1,81 @@
+"""The KV cache as models describe it, a layer at a time, and the layout of its blocks that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
+SCALE_BYTES = {"int8": 4, "float8_e4m3fn": 4}
+"""Bytes of each head of a token, beside its elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """Keys and values that a layer keeps of a token: `kv_heads` of each, `key_dim` and `value_dim` elements wide, of
+    type `dtype`. A query sees the last `window` tokens; 0: all."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: str
+    window: int = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of one token, scales included."""
+        elements = (self.key_dim + self.value_dim) * ELEMENT_BYTES[self.dtype]
+        return self.kv_heads * (elements + 2 * SCALE_BYTES.get(self.dtype, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The bytes of one layer in a block: from `offset` on."""
+
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """A block of `block_size` tokens, of all layers under one id: the piece of each layer, None where it keeps nothing,
+    and the bytes of all."""
+
+    specs: tuple[CacheSpec | None, ...]
+    block_size: int
+    pieces: tuple[Piece | None, ...]
+    block_bytes: int
+
+    @classmethod
+    def of(cls, specs: Sequence[CacheSpec | None], block_size: int, dtype: str | None = None) -> Self:
+        """The layout of layers that keep `specs`, all in the type `dtype` if it is given."""
+        kept = tuple(spec if spec is None or dtype is None else replace(spec, dtype=dtype) for spec in specs)
+        pieces = list[Piece | None]()
+        end = 0
+        for spec in kept:
+            piece = None if spec is None else Piece(end, block_size * spec.token_bytes)
+            pieces.append(piece)
+            end += 0 if piece is None else piece.nbytes
+        return cls(kept, block_size, tuple(pieces), end)
+
+
+def windows_of(specs: Iterable[CacheSpec | None]) -> list[int]:
+    """The sliding windows that occur among layers, in ascending order; 0: none."""
+    return sorted({spec.window for spec in specs if spec is not None})
+
+
+def common_window(specs: Iterable[CacheSpec | None]) -> int:
+    """Tokens that a query sees in every layer; 0 if some layer sees all."""
+    windows = windows_of(specs)
+    return max(windows, default=0) if all(windows) else 0
+
+
+def common_shape(specs: Iterable[CacheSpec | None]) -> CacheSpec:
+    """The shape that all layers keep, their windows apart. Raises `ValueError` if they differ: plans of attention are
+    made for one."""
+    shapes = {replace(spec, window=0) for spec in specs if spec is not None}
+    if len(shapes) != 1:
+        shown = sorted((shape.kv_heads, shape.key_dim, shape.value_dim) for shape in shapes)
+        raise ValueError(f"layers keep keys and values of different shapes {shown}; one shape is supported")
+    return shapes.pop()
