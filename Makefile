@@ -9,9 +9,12 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 KERNELS := $(shell find kernels -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu*' -o -name '*.py' -o -name '*.t*ml' -o -name 'CMakeLists.txt' \))
 
-.PHONY: help install demo test compiled lint bench kernels clean
+# What computes shares the cores, and what waits runs beside it.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help install demo test test-full compiled lint style types quick full bench kernels clean
 help:
-	@echo "make demo | test | compiled | lint | bench | kernels | install | clean    (variables: PYTHON, TORCH, ARGS for pytest)"
+	@echo "make demo | test | test-full | compiled | lint | bench | kernels | install | clean    (variables: PYTHON, TORCH, ARGS for pytest)"
 
 install: $(INSTALLED)
 
@@ -27,12 +30,26 @@ $(INSTALLED): $(BIN)/python pyproject.toml $(KERNELS)
 demo: $(INSTALLED)
 	$(BIN)/octavo demo
 
-lint: $(INSTALLED)
+# The quick tier in minutes, and all there is; nothing waits for lint.
+test: $(INSTALLED)
+	@$(MAKE) --no-print-directory -j3 style types quick
+
+test-full: $(INSTALLED)
+	@$(MAKE) --no-print-directory -j3 style types full
+
+lint: style types
+
+style: $(INSTALLED)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(INSTALLED)
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+quick: $(INSTALLED)
+	$(PYTEST) $(ARGS)
+
+full: $(INSTALLED)
+	$(PYTEST) --tier full $(ARGS)
 
 # After a change of CUDA sources: compiles them all, runs what can run without a GPU, and records that. Needs nvcc.
 compiled: $(INSTALLED)

@@ -51,7 +51,8 @@ def materialise(shape: str, folder: Path) -> Path:
 
     target = write_shape(shape, folder)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(target), dtype=torch.bfloat16)
+    config = AutoConfig.from_pretrained(target, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=False)
     model.save_pretrained(target)
     return target
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
 import redis
 import redis.asyncio
-from hypothesis import HealthCheck, settings
+from gpus import has_gpu, is_whole
+from guardian import Guardian
+from tiers import beyond_quick, load_profile, tier_of
 
 from octavo.service.server import EmbeddedServer
 
@@ -19,26 +21,41 @@ from octavo.service.server import EmbeddedServer
 # share them: a step of milliseconds takes seconds. Read when torch is loaded, here and in processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# How long an example takes says what else the machine does.
-settings.register_profile("octavo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("octavo")
+# Where there is no GPU, what needs one is not even collected.
+GPU_MODULES = ["kernels/test_cuda_[!b]*.py", "kernels/test_plain.py", "oracles/test_cuda*.py"]
+collect_ignore_glob = [] if has_gpu() else GPU_MODULES
 
 
-def pytest_configure() -> None:
+GUARDIAN = pytest.StashKey[Guardian]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=("quick", "full"),
+        help="full runs what is marked `full` too; the default is quick, but a test that is named is run",
+    )
+    parser.addini("guardian_grace", "seconds beyond a test's limit after which its process is ended", default="60")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Every engine that a test starts, through whatever process, verifies its accounts whenever it falls idle. Ctrl-C
     reaches them also if the tests themselves were started in the background, where shells ignore it."""
+    load_profile(tier_of(config))
+    config.stash[GUARDIAN] = Guardian(grace_s=float(config.getini("guardian_grace")))
     os.environ["OCTAVO_CHECK_INTEGRITY"] = "1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what needs a GPU where there is none or the kernels were built for another, or not for all that a test
-    needs, what needs the CUDA compiler unless it is asked for, and what needs a program that is not there."""
+    """Deselects what is of the full tier where the quick one runs, what needs a GPU where there is none or the kernels
+    were built for another, or not for all that a test needs, what needs the CUDA compiler unless it is asked for, and
+    what needs a program that is not there."""
     conditions = {
-        "gpu": _has_gpu,
-        "plain": lambda: _has_gpu() and not _is_whole(),
-        "beyond_plain": lambda: _has_gpu() and _is_whole(),
+        "gpu": has_gpu,
+        "plain": lambda: has_gpu() and not is_whole(),
+        "beyond_plain": lambda: has_gpu() and is_whole(),
         "nvcc": lambda: "nvcc" in config.option.markexpr,
         "hip": lambda: _has_program("hipcc"),
         "node": lambda: _has_program("node"),
@@ -48,26 +65,46 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for marker, is_there in conditions.items():
         needing = [item for item in items if item.get_closest_marker(marker)]
         if needing and not is_there():
-            config.hook.pytest_deselected(items=needing)
-            items[:] = [item for item in items if not item.get_closest_marker(marker)]
+            deselect(config, items, set(needing))
+    if tier_of(config) == "quick":
+        deselect(config, items, beyond_quick(items))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    guardian = item.config.stash[GUARDIAN]
+    guardian.expect(limit_of(item))
+    try:
+        return (yield)
+    finally:
+        guardian.expect(0)
+
+
+def pytest_enter_pdb(config: pytest.Config) -> None:
+    config.stash[GUARDIAN].expect(0)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A thread that never ends would keep this process."""
+    config.stash[GUARDIAN].expect(float(config.getini("timeout")))
+
+
+def limit_of(item: pytest.Item) -> float:
+    """Seconds that pytest-timeout gives a test, 0 for any number."""
+    if (mark := item.get_closest_marker("timeout")) is not None:
+        return float(mark.args[0])
+    given = item.config.getoption("timeout")
+    return float(item.config.getini("timeout") if given is None else given)
+
+
+def deselect(config: pytest.Config, items: list[pytest.Item], chosen: set[pytest.Item]) -> None:
+    if chosen:
+        config.hook.pytest_deselected(items=list(chosen))
+        items[:] = [item for item in items if item not in chosen]
 
 
 def _has_program(name: str) -> bool:
     return shutil.which(name) is not None
-
-
-def _has_gpu() -> bool:
-    import torch  # takes seconds, and most tests do without
-
-    from octavo_kernels import cuda
-
-    return torch.cuda.is_available() and cuda.available()
-
-
-def _is_whole() -> bool:
-    from octavo_kernels import cuda
-
-    return cuda.has_tensor_cores()
 
 
 @pytest.fixture(scope="session")

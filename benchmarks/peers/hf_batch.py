@@ -15,7 +15,7 @@ from peers.base import serve
 PAGE = 256
 
 torch.set_num_threads(int(sys.argv[2]))
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, trust_remote_code=False).eval()
 config = GenerationConfig(max_new_tokens=256, do_sample=False, eos_token_id=-1, pad_token_id=0)
 batching = ContinuousBatchingConfig(page_size=PAGE, num_blocks=98, max_batch_tokens=2048, allow_block_sharing=False)
 context = model.continuous_batching_context_manager(

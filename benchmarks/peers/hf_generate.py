@@ -15,7 +15,7 @@ from octavo_worker.bench.workloads import Work
 from peers.base import serve
 
 torch.set_num_threads(int(sys.argv[2]))
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, trust_remote_code=False).eval()
 model.generation_config.eos_token_id = None
 model.generation_config.pad_token_id = 0
 

@@ -16,6 +16,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from octavo.client.requests import checked_tenant
 from octavo.terms.errors import InvalidRequest
+from octavo.terms.text_files import read_lines
 from octavo_gateway.errors import ApiError
 from octavo_gateway.settings import GatewaySettings
 
@@ -50,16 +51,20 @@ class Keyring:
     def load(cls, pairs: str | None, file: Path | None, operators: Collection[str] = ()) -> Keyring:
         """From `tenant:key,tenant:key` and from a file with one pair a line; `operators` are some of these tenants.
         Raises ValueError for anything else, a file without any included: it may have been cut, and must not admit every
-        request."""
-        found = [_pair(text) for text in (pairs or "").split(",") if text.strip()]
+        request. Its message has places and no words, since any of these may be a key."""
+        found = _pairs((pairs or "").split(","), "pair", "OCTAVO_API_KEYS")
         if file is not None:
-            lines = file.read_text(encoding="utf-8").splitlines()
-            in_file = [_pair(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+            if not file.exists():  # it may be a key, too, given in the wrong place
+                raise ValueError("OCTAVO_API_KEYS_FILE names no file: give one with tenant:key a line")
+            lines = ["" if line.startswith("#") else line for line in read_lines(file)]
+            in_file = _pairs(lines, "line", str(file))
             if not in_file:
                 raise ValueError(f"{file} has no API keys: write one tenant:key a line, or leave the file out")
             found += in_file
-        if without_key := set(operators) - {tenant for tenant, _ in found}:
-            raise ValueError(f"the operator {min(without_key)} has no API key: add one, written tenant:key")
+        tenants = {tenant for tenant, _ in found}
+        for number, operator in enumerate(operators, 1):
+            if operator not in tenants:
+                raise ValueError(f"name {number} of OCTAVO_OPERATORS has no API key: add one, written tenant:key")
         return cls(found, operators)
 
     @property
@@ -104,15 +109,23 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _pair(text: str) -> tuple[str, str]:
-    tenant, _, key = (part.strip() for part in text.partition(":"))
-    try:
-        checked_tenant(tenant)
-    except InvalidRequest as error:
-        raise ValueError("API keys are written tenant:key; a tenant is 1 to 64 of letters, digits and _.@-") from error
-    if not key:
-        raise ValueError(f"API keys are written tenant:key; tenant {tenant} has no key")
-    return tenant, key
+def _pairs(texts: Iterable[str], unit: str, source: str) -> list[tuple[str, str]]:
+    """Tenants and their keys; empty texts count as places only. Raises ValueError."""
+    found = []
+    for number, text in enumerate(texts, 1):
+        tenant, _, key = (part.strip() for part in text.partition(":"))
+        if not text.strip():
+            continue
+        try:
+            checked_tenant(tenant)
+        except InvalidRequest:
+            key = ""
+        if not key:
+            raise ValueError(
+                f"{unit} {number} of {source} is not written tenant:key, the tenant 1 to 64 letters, digits and _.@-"
+            )
+        found.append((tenant, key))
+    return found
 
 
 def _unauthorized(message: str, code: str) -> ApiError:

@@ -38,7 +38,7 @@ inline void add_layouts(pybind11::module_& m) {
   m.attr("STEP_SEQUENCE") =
       layout({F(StepSequence, row), F(StepSequence, context), F(StepSequence, query_start), F(StepSequence, queries),
               F(StepSequence, first_block), F(StepSequence, blocks), F(StepSequence, block_at), F(StepSequence, group),
-              F(StepSequence, prefix)},
+              F(StepSequence, prefix), F(StepSequence, row_context)},
              sizeof(StepSequence));
   m.attr("STEP_SAMPLE") =
       layout({Field{"seed", "<i8", offsetof(StepSample, seed_low)}, F(StepSample, row), F(StepSample, index),

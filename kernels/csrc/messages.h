@@ -14,6 +14,7 @@ struct StepSequence {
   int32_t row, context, query_start, queries;
   int32_t first_block, blocks, block_at;  // `blocks` ids at `block_at` go to the row's table from `first_block` on
   int32_t group, prefix;                  // its group, -1 for none; what group i of record i shares, in tokens
+  int32_t row_context;                    // of each of its rows
 };
 struct StepSample {
   uint32_t seed_low, seed_high;

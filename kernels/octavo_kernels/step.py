@@ -6,7 +6,8 @@ that sample i of the previous step chose, which the host need not know.
 
 Block tables stay on the device in one row a sequence, whatever its place in the batch, so a step sends only new blocks.
 `group` is the number of the group of sequences with equal leading blocks that a sequence is in (-1: none), below the
-number of sequences; `prefix` of record g is what the sequences of group g share, in tokens.
+number of sequences; `prefix` of record g is what the sequences of group g share, in tokens. Each row of a sequence has
+the sequence's `row_context`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ HEADER, SEQUENCE = _cpu.STEP_HEADER, _cpu.STEP_SEQUENCE
 class StepInputs:
     """Where a step's inputs lie, at fixed addresses. int64: `token_ids[T]`, `positions[T]`, `slots[T]`,
     `sample_rows[R]`; int32: `block_tables[S, blocks]`, `context_lens[S]`, `query_start[S + 1]`, `groups[S]`,
-    `prefix_lens[S]`, `samples[R, SAMPLE_WORDS]`, which `ops.sample` takes."""
+    `prefix_lens[S]`, `row_context[T]`, `samples[R, SAMPLE_WORDS]`, which `ops.sample` takes."""
 
     token_ids: Tensor
     positions: Tensor
@@ -39,6 +40,7 @@ class StepInputs:
     query_start: Tensor
     groups: Tensor
     prefix_lens: Tensor
+    row_context: Tensor
     sample_rows: Tensor
     samples: Tensor
 
@@ -53,7 +55,7 @@ class StepInputs:
         return cls(
             zeros(i64, tokens), zeros(i64, tokens), zeros(i64, tokens),
             zeros(i32, sequences, blocks), zeros(i32, sequences), zeros(i32, sequences + 1),
-            zeros(i32, sequences), zeros(i32, sequences),
+            zeros(i32, sequences), zeros(i32, sequences), zeros(i32, tokens),
             zeros(i64, sequences), zeros(i32, sequences, SAMPLE_WORDS),
         )  # fmt: skip
 
@@ -103,7 +105,7 @@ def _unpack(
     padding = sequences - len(records)
     total = len(token_ids) + padding
     inputs.token_ids[:total] = torch.from_numpy(np.append(token_ids, np.zeros(padding, np.int64)))
-    inputs.positions[:total], inputs.slots[:total] = 0, -1
+    inputs.positions[:total], inputs.slots[:total], inputs.row_context[:total] = 0, -1, 0
     inputs.query_start[0] = 0
     inputs.groups[:sequences], inputs.prefix_lens[:sequences] = -1, 0
     inputs.groups[: len(records)] = torch.from_numpy(records["group"].copy())
@@ -115,7 +117,7 @@ def _unpack(
         inputs.block_tables[place] = tables[row]
         inputs.context_lens[place], inputs.query_start[place + 1] = int(q["context"]), int(end)
         positions = torch.arange(q["context"] - q["queries"], q["context"])
-        inputs.positions[start:end] = positions
+        inputs.positions[start:end], inputs.row_context[start:end] = positions, int(q["row_context"])
         inputs.slots[start:end] = tables[row][positions // block_size].long() * block_size + positions % block_size
     inputs.context_lens[len(records) : sequences] = 0
     inputs.query_start[len(records) + 1 : sequences + 1] = torch.arange(len(token_ids) + 1, total + 1)

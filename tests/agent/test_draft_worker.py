@@ -7,12 +7,12 @@ from pathlib import Path
 
 from queue_client import Queue
 from waiting import eventually
-from worker_process import WorkerProcess
+from worker_process import KNOWN_SPEEDS, WorkerProcess
 
 from octavo.terms.models import Result
 from octavo_worker.contract.files import model_folder
 
-SMALL = {"model": "demo", "device": "cpu", "threads": 1, "num_blocks": 64}
+SMALL = {"model": "demo", "device": "cpu", "threads": 1, "num_blocks": 64, "engine": KNOWN_SPEEDS}
 
 
 def ask(queue: Queue) -> list[Result]:

@@ -76,7 +76,7 @@ def test_lone_worker_restarts_its_engine_and_goes_on(queue: Queue, start_worker)
 
 
 def test_killed_worker_loses_its_jobs_to_another_and_leaves_no_engine(queue: Queue, start_worker):
-    first = start_worker(SLOW).wait_ready()
+    first = start_worker(SLOW, own_start=True).wait_ready()
     jobs = submit_many(queue, 16, 120)
     eventually(lambda: all(queue.stored(job) > 10 for job in jobs))
     engine = first.engine_pid

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from tokenizers import Tokenizer
 
 import octavo_worker
@@ -90,7 +91,7 @@ TOKENS = st.lists(st.lists(st.integers(5, 2047), min_size=1, max_size=40), min_s
 SCHEDULE = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=80)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(tokens=TOKENS, first=SCHEDULE, second=SCHEDULE, cut=st.floats(0, 1), stop_at=st.integers(0, 60))
 def test_takeover_at_any_token_continues_each_sequence_exactly(tokens, first, second, cut, stop_at):
     n = len(tokens)
@@ -111,7 +112,7 @@ def test_takeover_at_any_token_continues_each_sequence_exactly(tokens, first, se
     assert successor.terminal().usage.completion_tokens == whole.offset
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(tokens=TOKENS, schedule=SCHEDULE, lost=st.floats(0, 1))
 def test_tokens_that_the_server_lost_are_sent_again_in_the_same_places(tokens, schedule, lost):
     job, server = new_job(len(tokens)), Server()

@@ -67,8 +67,11 @@ def test_random_weights_are_known_by_their_seed(folder: Path) -> None:
     assert digest(folder, load_format="dummy", seed=1) == one
 
 
-def test_numerics_count() -> None:
-    assert served_digest(b"x", "amx") != served_digest(b"x", "avx512")
+def test_numerics_and_what_a_worker_was_told_count() -> None:
+    told: tuple[dict[str, int | None], ...] = ({"max_model_len": None}, {"max_model_len": 40}, {"max_model_len": 41})
+    served = [served_digest(b"x", level, "llg 1", **length) for level in ("amx", "avx512") for length in told]
+    assert len({*served, served_digest(b"x", "amx", "llg 2")}) == 7
+    assert served[0] == served_digest(b"x", "amx llg 1"), "as workers of before announce it"
 
 
 def test_large_weights_are_sampled_in_every_tensor(tmp_path: Path) -> None:
@@ -98,6 +101,7 @@ def test_a_job_with_tokens_waits_for_a_worker_that_serves_the_same(queue: Queue,
     eventually(lambda: queue.stored(job) > 3)
     change_last_weight(folder)
     start_worker(model=str(folder), served_name="demo").wait_ready()
+    start_worker(max_model_len=40).wait_ready()  # where the text would end earlier
     first.process.terminate()
     first.process.wait(STALL_S)
     stored = queue.stored(job)

@@ -39,7 +39,7 @@ class Engine:
 class Ids:
     tokenizer, end_ids = None, ()
 
-    def encode(self, request):
+    def encode(self, request, *, at):
         return list(request.prompt)
 
     def token_bytes(self, token):
@@ -151,7 +151,7 @@ def test_a_stream_that_lost_its_beginning_is_not_continued(queue, start_worker):
     eventually(lambda: queue.stored(job) > 20)
     first.send(signal.SIGKILL)
     start_worker("step_seconds=0.01").wait_ready()
-    eventually(lambda: queue.status(job).is_terminal, 20)
+    eventually(lambda: queue.status(job).is_terminal)
     assert queue.status(job) == "failed"
 
 

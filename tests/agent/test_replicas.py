@@ -85,12 +85,16 @@ def pids(connection: redis.Redis) -> set[int]:
     return {info.pid for info in found if psutil.pid_exists(info.pid)}
 
 
+@pytest.mark.full
 def test_one_is_killed_and_comes_back_and_the_other_notices_nothing(
     redis_url: str, redis_sync: redis.Redis, tmp_path: Path
 ) -> None:
+    """Started in a model's folder, as people do: modules that lie there are not imported."""
+    for name in ("torch.py", "msgspec.py", "redis.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nraise SystemExit(1)\n")
     flags = {"redis-url": redis_url, "device": "cpu", "replicas": 2, "num-blocks": 64, "lease": 1}
-    command = [sys.executable, "-m", "octavo_worker", *(f"--{name}={value}" for name, value in flags.items())]
-    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log) as replicas:
+    command = [sys.executable, "-P", "-m", "octavo_worker", *(f"--{name}={value}" for name, value in flags.items())]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stderr=log, cwd=tmp_path) as replicas:
         eventually(lambda: len(pids(redis_sync)) == 2)
         first, second = sorted(pids(redis_sync))
         assert psutil.Process(first).ppid() == psutil.Process(second).ppid() == replicas.pid
@@ -105,8 +109,10 @@ def test_one_is_killed_and_comes_back_and_the_other_notices_nothing(
     assert not pids(redis_sync)
     ends = re.findall(rb"worker-\d ended with exit code (-?\d+); starting it again", (tmp_path / "log").read_bytes())
     assert ends == [b"-9"]
+    assert not (tmp_path / "imported").exists()
 
 
+@pytest.mark.full
 def test_a_model_that_no_worker_can_load_ends_the_command(redis_url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "octavo_worker", "--replicas=2", f"--redis-url={redis_url}", f"--model={tmp_path}"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=STALL_S, check=False)

@@ -112,6 +112,7 @@ def test_without_a_channel_jobs_are_late_and_not_crashed(user: User, queue: Queu
     eventually(lambda: "lacks PUBLISH" in worker.log)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("lost", ["-xadd", "-hmget", "-evalsha -eval -script", "-@write", "-@all", "resetkeys"])
 def test_rights_that_are_lost_for_a_while_cost_no_job(
     user: User, queue: Queue, start_worker, redis_sync: redis.Redis, lost: str

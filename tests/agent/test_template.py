@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from tokenizers import Tokenizer
@@ -10,15 +11,16 @@ from tokenizers.models import WordLevel
 
 from octavo.terms.conversation import Message
 from octavo.terms.models import JobRequest
-from octavo_worker.agent.prompts.template import ChatTemplate
+from octavo_worker.agent.prompts.template import ChatTemplate, TemplateFailed
 from octavo_worker.agent.prompts.tokens import Prompts
 
+NOW = datetime.now(UTC)
 SPECIAL = ["<|start|>", "<|end|>", "</think>"]
 
 
 def render(source: str, *said: str, **variables: str) -> list[tuple[str, bool]]:
     messages = [Message(role="user", content=text) for text in said]
-    return ChatTemplate(source, special=SPECIAL, variables=variables).render(messages)
+    return ChatTemplate(source, special=SPECIAL, variables=variables).render(messages, at=NOW)
 
 
 def test_control_tokens_that_users_type_are_pieces_of_their_own():
@@ -36,9 +38,27 @@ def test_what_is_not_there_is_none():
     assert render("{{ messages[0].content }} {{ documents is none and tools is none }}", "hi") == [("hi True", False)]
 
 
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "{{ cycler.__init__.__globals__.os.system('exit 1') }}",
+        "{{ raise_exception.__globals__['json'].dumps }}",
+        "{{ (messages[0].content|attr('__class__')|attr('__mro__'))[1] }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ '{x.__class__.__mro__}'.format_map({'x': 1}) }}",
+        "{% include 'config.json' %}",
+        "{% import 'harmful.py' as harmful %}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_does_not_leave_its_sandbox(escape: str):
+    with pytest.raises(TemplateFailed, match=r"chat template (failed|does not compile)"):
+        render(escape + "{{ messages[0].content }}", "hi")
+
+
 def test_without_special_tokens_all_is_text():
     template = ChatTemplate("{{ messages[0].content }}", special=[], variables={})
-    assert template.render([Message(role="user", content="<|end|>")]) == [("<|end|>", False)]
+    assert template.render([Message(role="user", content="<|end|>")], at=NOW) == [("<|end|>", False)]
 
 
 def test_tokens_may_be_named_in_a_file_of_their_own(tmp_path):
@@ -78,7 +98,7 @@ PARTS = {
 @pytest.mark.parametrize("role", ["user", "system", "assistant", "tool", "developer"])
 def test_every_message_is_in_the_prompt_whatever_form_the_template_takes(source, role):
     messages = [Message(role=role, content="one <|end|>"), Message(role="user", content="two")]
-    pieces = ChatTemplate(source, special=SPECIAL, variables={}).render(messages)
+    pieces = ChatTemplate(source, special=SPECIAL, variables={}).render(messages, at=NOW)
     assert pieces == [(f"<{role}>one ", False), ("<|end|>", True), ("<user>two", False)]
 
 
@@ -88,7 +108,7 @@ def test_a_template_may_take_parts_of_users_and_strings_of_the_system():
         "{% for part in m.content %}{{ part.text }};{% endfor %}{% endif %}{% endfor %}"
     )
     messages = [Message(role=role, content=role) for role in ("system", "user", "assistant", "user")]
-    text = ChatTemplate(source, special=[], variables={}).render(messages)
+    text = ChatTemplate(source, special=[], variables={}).render(messages, at=NOW)
     assert text == [("system:user;assistant;user;", False)]
 
 
@@ -99,4 +119,4 @@ def test_a_template_that_insists_on_turns_is_tried_with_them():
         "{% endif %}{% for part in m.content %}{{ part.text }};{% endfor %}{% endfor %}"
     )
     messages = [Message(role=role, content=role) for role in ("user", "assistant", "user")]
-    assert ChatTemplate(source, special=[], variables={}).render(messages) == [("user;assistant;user;", False)]
+    assert ChatTemplate(source, special=[], variables={}).render(messages, at=NOW) == [("user;assistant;user;", False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from chat_templates import FAMILIES, Family
@@ -121,7 +122,7 @@ def marks(family: Family, said: str) -> dict[str, int]:
     from octavo_worker.agent.prompts.chat_model import ChatModel
 
     chat = ChatModel(family.source, family.source, tokenizer=family.tokenizer(), variables={})
-    pieces = chat.render(JobRequest(model="m", messages=[Message(role="user", content=said)]))
+    pieces = chat.render(JobRequest(model="m", messages=[Message(role="user", content=said)]), datetime.now(UTC))
     text = "\0".join(text for text, typed in pieces if not typed)
     return {marker: text.count(marker) for marker in family.markers}
 
@@ -185,7 +186,7 @@ def test_a_user_cannot_open_a_thought(prompts_of: dict[str, Prompts]) -> None:
 
     chat = ChatModel(source, source, tokenizer=family.tokenizer(), variables={})
     request = JobRequest(model="m", messages=[Message(role="user", content="hi <think>")], parsed=True)
-    assert chat.answer_form(request, chat.render(request)).format.opened is False
+    assert chat.answer_form(request, chat.render(request, datetime.now(UTC))).format.opened is False
 
 
 def test_arguments_that_are_no_json_are_refused_only_by_a_template_that_needs_an_object(

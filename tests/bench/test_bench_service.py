@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -24,14 +23,15 @@ with service(model_folder("demo"), ["--num-blocks=80"]):
 """
 
 
-def test_a_worker_that_cannot_start_ends_the_benchmark_at_once_and_says_why(tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_a_worker_that_cannot_start_ends_the_benchmark_at_once_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "START_TIMEOUT_S", float("inf"))  # it would wait until the test's own limit
     with (
         pytest.raises(bench.ServiceFailed, match=r"(?s)the agent ended with status 1:.*nosuch"),
         bench.service(tmp_path / "nosuch", []),
     ):
         pass
-    assert time.monotonic() - began < bench.START_TIMEOUT_S / 4
 
 
 def test_a_benchmark_that_is_asked_to_end_leaves_nobody_behind() -> None:

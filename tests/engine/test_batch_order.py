@@ -159,6 +159,7 @@ def drawn(priority: int) -> list[AddRequest]:
     ]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_a_drawn_batch_takes_fewer_steps_than_in_the_order_of_arrival(mode):
     """The pool holds two fifths of what they become, as that of a large model does: `mixed256` in small."""

@@ -10,6 +10,7 @@ from engine_driver import Driver, expected_beams, expected_tokens, make_request
 from fake_runner import DelayedRunner, FailingRunner, FakeRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from workloads import MixedPolicy, run_workload
 
 from octavo_worker.contract.messages import AddRequest, BeamOptions
@@ -50,6 +51,7 @@ def run(driver: Driver, *requests: AddRequest) -> Driver:
     return driver
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("width", [1, 2, 5])
 def test_a_beam_search_beside_many_requests_stops_none_of_them_from_running_ahead(width):
     driver = Driver.create(2000, device=DelayedRunner, token_budget=2048, max_running=80)
@@ -70,6 +72,7 @@ def test_a_search_alone_runs_one_step_after_the_other():
     assert driver.runner.launched_ahead == 0
 
 
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 @pytest.mark.parametrize("steps", range(4, 16))
 def test_a_search_preempted_while_its_step_is_under_way_takes_that_step_again(mode, steps):
@@ -89,7 +92,7 @@ def test_a_search_preempted_while_its_step_is_under_way_takes_that_step_again(mo
 
 
 @pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     usable_blocks=st.integers(6, 60),
@@ -107,7 +110,7 @@ def test_running_ahead_changes_no_token_of_any_mix(seed, usable_blocks, host_blo
     run_workload(seed, **sizes, **memory, policy=policy, device=device, beam_rate=0.4, count=15)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(seed=st.integers(0, 2**32), usable_blocks=st.integers(12, 60))
 def test_failing_steps_change_no_token_of_beams(seed, usable_blocks):
     policy = PreemptionPolicy("swap")

@@ -12,6 +12,7 @@ import pytest
 from generated_schemas import SCHEMAS, allowed, unchecked, walk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from tokenizers import Tokenizer
 
 from octavo.dialects.grammar.grammars import Grammar, GrammarError
@@ -21,7 +22,7 @@ from octavo_worker.engine.grammar import Compiler, Matcher, Together, Vocabulary
 FOLDER = model_folder("demo")
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 ROWS, STOPS = 2100, frozenset({1, 4})  # 52 rows of padding, and a last word that is not full
-UNHURRIED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 THOUGHT = (11, 12)
 
 

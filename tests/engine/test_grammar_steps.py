@@ -29,13 +29,14 @@ from followed import (
 from generated_schemas import SCHEMAS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from octavo.dialects.grammar.grammars import Grammar, GrammarError
 from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.engine.grammar import Matcher
 from octavo_worker.memory.cost import PreemptionPolicy
 
-UNHURRIED = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow])
 
 
 @contextmanager
@@ -252,6 +253,7 @@ def test_a_grammar_after_a_thought_lets_the_thought_be() -> None:
 # Beams
 
 
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("grammar", [PERSON, DIGITS, Grammar("choice", '["yes", "no", "maybe", "perhaps"]')], ids=str)
 @pytest.mark.parametrize("width", [1, 3, 6])
 @pytest.mark.parametrize("min_tokens", [0, 40])

@@ -9,11 +9,12 @@ from followed import COMPILER, FOLDER, PERSON, STOPS, VOCAB, schema
 from generated_schemas import SCHEMAS, allowed, unchecked, walk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from octavo.dialects.grammar.grammars import Grammar
 from octavo_worker.engine.grammar import Barred, Compiler, Vocabulary, bar_all
 
-UNHURRIED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 WIDTH = 70  # ids of a small vocabulary
 GRAMMARS = st.one_of(
     st.sampled_from([PERSON, Grammar("regex", "[a-z ]{0,9}"), Grammar("choice", '["a", "ab"]', (7,))]),

@@ -10,6 +10,7 @@ from engine_driver import Driver, expected_beams, expected_tokens, make_request
 from fake_runner import DelayedRunner, FakeRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.engine.scheduling.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
@@ -74,7 +75,7 @@ def drawn(rng: random.Random, name: str) -> AddRequest:
 
 
 @POLICIES
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     usable_blocks=st.integers(24, 40),

@@ -72,7 +72,7 @@ async def collect(channel: AgentChannel, ends: int) -> Collected:
     """Read until `ends` sequences have ended or requests failed."""
     collected = Collected()
     while len(collected.ended) + len(collected.failed) < ends:
-        collected.take(await asyncio.wait_for(channel.receive(), 20))
+        collected.take(await asyncio.wait_for(channel.receive(), STALL_S))
     return collected
 
 
@@ -87,7 +87,7 @@ async def test_requests_run_in_the_child_and_give_the_right_tokens():
             for sequence in request.sequences:
                 assert collected.tokens[request.id, sequence.index] == expected_tokens(request, sequence.index)
         await channel.send(Shutdown())
-        assert await asyncio.to_thread(process.wait, 10) == 0
+        assert await asyncio.to_thread(process.wait, STALL_S) == 0
 
 
 async def test_ready_says_what_the_engine_can_hold():
@@ -135,7 +135,7 @@ async def test_failing_step_ends_the_process_with_a_traceback():
         channel.send_soon(make_request("a", [1, 2, 3], max_tokens=50))
         with pytest.raises(EOFError):
             await collect(channel, 1)
-        assert await asyncio.to_thread(process.wait, 10) == 1
+        assert await asyncio.to_thread(process.wait, STALL_S) == 1
         assert b"fails as it was told to" in process.stderr.read()
 
 
@@ -156,7 +156,7 @@ async def test_engine_goes_when_its_agent_closes_the_socket():
         await channel.send(make_request("a", [1, 2, 3], max_tokens=4000))
         await channel.receive()
         channel.close()
-        assert await asyncio.to_thread(process.wait, 10) == 0
+        assert await asyncio.to_thread(process.wait, STALL_S) == 0
 
 
 PARENT = """

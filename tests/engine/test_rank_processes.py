@@ -71,6 +71,7 @@ def test_a_rank_that_is_killed_while_it_loads_ends_the_engine_alike() -> None:
         assert b"rank 1 was killed by SIGKILL: the engine ends, too" in process.stderr.read()
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_an_idle_engine_ends_with_its_rank(number: signal.Signals) -> None:
     """SIGTERM is left to the agent: a rank ignores it, as the engine does."""
@@ -88,6 +89,7 @@ def test_an_idle_engine_ends_with_its_rank(number: signal.Signals) -> None:
         eventually(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.full
 def test_a_rank_ends_with_the_engine() -> None:
     with engine() as (process, sock):
         assert isinstance(answer(sock), Ready)
@@ -97,6 +99,7 @@ def test_a_rank_ends_with_the_engine() -> None:
         eventually(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.full
 def test_a_model_that_cannot_be_shared_out_is_refused_in_one_sentence() -> None:
     with engine(tensor_parallel=3) as (process, sock):
         try:

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
+import pytest
+from clocks import Clock
 from engine_driver import Driver, make_request
 from fake_runner import FakeRunner
 
 from octavo_worker.contract.messages import EngineStats
 from octavo_worker.contract.step import Done, StepPlan
+from octavo_worker.engine import pipeline
 
 
-class Held(FakeRunner):
-    """Results come when the test says so."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The pipeline's."""
+    clock = Clock(tick=0.001)
+    monkeypatch.setattr(pipeline, "time", clock)
+    return clock
+
+
+class Slow(FakeRunner):
+    """Results take 0.2 s."""
 
     asynchronous = True
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.release = threading.Event()
+    clock: Clock
 
     def launch(self, plan: StepPlan):
-        done, release = super().launch(plan), self.release
+        done, clock = super().launch(plan), self.clock
 
         class Waiting(Done):
             def result(self):
-                assert release.wait(10)
+                clock.now += 0.2
                 return done.result()
 
         return Waiting(done.outcome)
 
 
-def test_times_tell_waiting_from_idling():
-    driver = Driver.create(61, 4, device=Held)
+def test_times_tell_waiting_from_idling(clock: Clock):
+    driver = Driver.create(61, 4, device=Slow)
+    driver.runner.clock = clock
     driver.add(make_request("a", range(5), max_tokens=3))
-    threading.Timer(0.2, driver.runner.release.set).start()
     driver.run()
     stats = EngineStats()
     driver.pipeline.times.report(stats)
-    assert stats.wait_s >= 0.15
-    assert 0 < stats.idle_s < stats.wait_s
+    assert stats.wait_s == pytest.approx(3 * 0.201)
+    assert 0 < stats.idle_s < 0.1
     assert min(stats.plan_s, stats.launch_s, stats.commit_s) > 0
 
 
@@ -55,7 +60,7 @@ class Waited(FakeRunner):
         return done
 
 
-def test_a_device_that_waits_for_a_step_launched_ahead_is_idle():
+def test_a_device_that_waits_for_a_step_launched_ahead_is_idle(clock: Clock):
     driver = Driver.create(61, 4, device=Waited)
     driver.add(make_request("a", range(5), max_tokens=3))
     driver.run()

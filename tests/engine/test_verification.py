@@ -9,6 +9,7 @@ from engine_driver import Driver, expected_tokens, make_request
 from fake_runner import FakeRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from verified_step import verify
 
 from octavo_worker.engine.sequence import Sequence
@@ -64,7 +65,7 @@ def test_accepted_tokens_are_those_of_decoding_one_by_one(kind: str, n: int) -> 
     assert driver.scheduler.stats().swapped_out > 0 or kind in ("plain", "sliding") or n == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     kind=st.sampled_from(list(KINDS)),
     seed=st.integers(0, 2**32),

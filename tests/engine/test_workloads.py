@@ -9,11 +9,13 @@ from engine_driver import Driver, expected_tokens, make_request
 from fake_runner import DelayedRunner, FailingRunner, FakeRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiers import examples, only_full
 from workloads import CONTEXT, MixedPolicy, check_tokens, random_request, run_workload
 
 from octavo_worker.memory.cost import PreemptionPolicy
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("seed", range(12))
 def test_tiny_pool_gives_the_tokens_of_no_paging(seed):
     driver = run_workload(seed, usable_blocks=16, block_size=8)
@@ -21,7 +23,7 @@ def test_tiny_pool_gives_the_tokens_of_no_paging(seed):
     assert driver.scheduler.stats().cached_tokens > 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 2**32), usable_blocks=st.integers(4, 60), block_size=st.sampled_from([1, 2, 4, 16]))
 def test_any_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, block_size):
     run_workload(seed, usable_blocks=usable_blocks, block_size=block_size)
@@ -36,7 +38,7 @@ def test_a_request_fully_in_the_cache_leaves_nothing_on_the_host():
     run_workload(210, usable_blocks=6, block_size=16, host_blocks=6, policy=PreemptionPolicy("swap"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     usable_blocks=st.integers(6, 60),
@@ -51,7 +53,7 @@ def test_any_host_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, host_b
     run_workload(seed, **sizes, policy=policy, device=device)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @example(539, 4, 6, 2, 0, "swap", FakeRunner)  # a block comes from the host and leaves for it in one step
 @given(
     seed=st.integers(0, 2**32),
@@ -77,8 +79,10 @@ def test_nothing_is_too_long_for_a_pool_much_smaller_than_the_context(memory):
     assert (driver.runner.cold_reads > 0) == ("reads_host" in memory)
 
 
-@pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
-@pytest.mark.parametrize("mode", ["none", "recompute", "swap", "mixed"])
+MODES = [(mode, device) for device in (FakeRunner, DelayedRunner) for mode in ("none", "recompute", "swap", "mixed")]
+
+
+@pytest.mark.parametrize(("mode", "device"), [MODES[-1], *only_full(MODES[:-1])])
 def test_500_requests_get_the_tokens_of_no_paging(mode, device):
     """Greedy or seeded, parallel samples and beams: with a large pool, and with each way of preemption; one step after
     the other, and one step ahead."""
@@ -124,6 +128,7 @@ def test_256_sequences_run_at_once_and_outgrow_the_pool(mode):
     assert all(driver.tokens[request.id, 0] == expected_tokens(request, 0) for request in requests)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
 @pytest.mark.parametrize("mode", ["recompute", "swap", "mixed"])
 def test_long_prompts_aborts_and_deadlines_leave_the_others_their_tokens(mode, device):
@@ -176,6 +181,7 @@ def test_failing_steps_change_no_token():
     check_tokens(driver, requests, set())
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_step_that_fails_takes_the_one_behind_it_along_and_costs_one_request(seed):
     """Blocks that both should have written hold nonsense that is never read, in the cache or on the host."""

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import redis
 import torch
+from gpus import devices
 from queue_client import Answers, Queue, answers, known_queue
 from two_gpus import TWO_GPUS, on_two_gpus
 from waiting import eventually
@@ -61,13 +62,13 @@ class Scene:
     undisturbed: Answers
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+@pytest.fixture(scope="module", params=devices(*TWO_GPUS))
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("ranks")
     flags = {**FLAGS, "device": request.param, **DEVICES[request.param]}
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
         workers = [
-            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **flags))
+            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", own_start=True, **flags))
             for number in range(2)
         ]
         for worker in workers:
@@ -102,6 +103,7 @@ def is_gone(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_loss_of_a_rank_changes_no_byte_of_any_stream(scene: Scene, victim: int, number: signal.Signals) -> None:

@@ -13,27 +13,41 @@ from typing import Any
 import psutil
 import pytest
 import redis
+from gpus import has_gpu
 from queue_client import Answers, Queue, answers, known_queue
 from waiting import STALL_S, eventually
-from worker_process import WorkerProcess
+from worker_process import KNOWN_SPEEDS, WorkerProcess
 
 from octavo.service.server import EmbeddedServer
 
-JOBS = 200
 # with room for all jobs at once, the worker that is not killed could take every one, or end them before the kill
-FLAGS = {"model": "demo", "num_blocks": 2048, "max_running": 16, "threads": 1, "token_budget": 512}
-KINDS: dict[str, dict[str, object]] = {
-    "cpu": {"device": "cpu"},
-    "cpu-int8": {"device": "cpu", "kv_dtype": "int8"},
-    "cpu-drafts": {"device": "cpu", "speculate": "suffix"},
-    "cuda": {"device": "cuda"},
-    "cuda-drafts": {"device": "cuda", "speculate": "suffix"},
+FLAGS = {
+    "engine": KNOWN_SPEEDS, "model": "demo", "num_blocks": 2048, "max_running": 16, "threads": 1, "token_budget": 512,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A scene: flags of its workers, its jobs, and how long they are. A GPU would end the jobs of the others while
+    they are submitted; what is said greedily repeats itself after a while."""
+
+    flags: dict[str, object]
+    jobs: int = 200
+    times_as_long: int = 1
+
+
+DRAFTS = {"device": "cpu", "speculate": "suffix"}
+KINDS: dict[str, Kind] = {
+    "cpu-few": Kind(DRAFTS, jobs=60, times_as_long=2),
+    "cpu": Kind({"device": "cpu"}),
+    "cpu-int8": Kind({"device": "cpu", "kv_dtype": "int8"}),
+    "cpu-drafts": Kind(DRAFTS, times_as_long=4),
+    "cuda": Kind({"device": "cuda"}, times_as_long=8),
+    "cuda-drafts": Kind({"device": "cuda", "speculate": "suffix"}, times_as_long=8),
 }
-# a GPU would end the jobs of the others while they are submitted; what is said greedily repeats itself after a while
-TIMES_AS_LONG = {"cpu": 1, "cpu-int8": 1, "cpu-drafts": 4, "cuda": 8, "cuda-drafts": 8}
 
 
-def submit_all(queue: Queue, tenant: str, times_as_long: int) -> list[str]:
+def submit_all(queue: Queue, tenant: str, kind: Kind) -> list[str]:
     """Greedy and seeded, alone and in twos, of many lengths; for every tenant the same."""
     return [
         queue.submit(
@@ -41,46 +55,48 @@ def submit_all(queue: Queue, tenant: str, times_as_long: int) -> list[str]:
             seed=number,
             tenant=tenant,
             sampling={
-                "max_tokens": times_as_long * (40 + number % 50),
+                "max_tokens": kind.times_as_long * (40 + number % 50),
                 "temperature": (0.0, 0.9)[number % 2],
                 "top_p": 0.95,
                 "n": 2 if number % 10 == 3 else 1,
                 "stop": ["What", "\n\n"] if number % 4 == 0 else [],
             },
         )
-        for number in range(JOBS)
+        for number in range(kind.jobs)
     ]
 
 
 @dataclass
 class Scene:
-    """Two real workers, the queue they serve, how long its jobs are, and what they answered undisturbed; with drafts:
-    what another worker answered without."""
+    """Two real workers, the queue they serve, and what they answered undisturbed; with drafts: what another worker
+    answered without."""
 
+    kind: Kind
     queue: Queue
     workers: list[WorkerProcess]
-    times_as_long: int
     undisturbed: Answers
 
 
 def kind_of(name: str) -> Any:
-    return pytest.param(name, marks=[pytest.mark.gpu, pytest.mark.beyond_plain] if name.startswith("cuda") else [])
+    marks = [pytest.mark.gpu, pytest.mark.beyond_plain] if name.startswith("cuda") else []
+    return pytest.param(name, marks=[*marks, *([pytest.mark.full] if name != "cpu-few" else [])])
 
 
-@pytest.fixture(scope="module", params=map(kind_of, KINDS))
+@pytest.fixture(scope="module", params=[kind_of(name) for name in KINDS if has_gpu() or not name.startswith("cuda")])
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    flags = {**FLAGS, **KINDS[request.param]}
+    kind = KINDS[request.param]
+    flags = {**FLAGS, **kind.flags}
     folder = tmp_path_factory.mktemp("killed")
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("OCTAVO_DETERMINISTIC", "1")
-        queue, times_as_long = known_queue(connection), TIMES_AS_LONG[request.param]
+        queue = known_queue(connection)
         undisturbed: Answers | None = None
         if "speculate" in flags:
             with WorkerProcess(server.url, folder / "plain.log", **{**flags, "speculate": "off"}) as plain:
                 plain.wait_ready()
-                undisturbed = answers([queue.wait(job) for job in submit_all(queue, "plain", times_as_long)])
+                undisturbed = answers([queue.wait(job) for job in submit_all(queue, "plain", kind)])
         workers = [
-            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", **flags))
+            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", own_start=True, **flags))
             for number in range(2)
         ]
         for worker in workers:
@@ -90,9 +106,9 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             assert '"check_integrity":true' in " ".join(psutil.Process(worker.engine_pid).cmdline())
             assert info.stats.kv_dtype == flags.get("kv_dtype", "bfloat16")
             assert info.numerics.endswith("deterministic") == request.param.startswith("cuda")
-        results = [queue.wait(job) for job in submit_all(queue, "undisturbed", times_as_long)]
+        results = [queue.wait(job) for job in submit_all(queue, "undisturbed", kind)]
         assert (sum(result.usage.accepted_tokens for result in results) > 0) == ("speculate" in flags)
-        yield Scene(queue, workers, times_as_long, undisturbed or answers(results))
+        yield Scene(kind, queue, workers, undisturbed or answers(results))
 
 
 def in_progress(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> list[str]:
@@ -113,7 +129,7 @@ def test_a_kill_in_mid_run_changes_no_byte_of_any_stream(scene: Scene, victim: s
     queue, worker = scene.queue, scene.workers[0]
     eventually(lambda: serves(worker))
     pid = worker.engine_pid if victim == "engine" else worker.pid
-    jobs = submit_all(queue, victim, scene.times_as_long)
+    jobs = submit_all(queue, victim, scene.kind)
     hit: list[str] = []
 
     def is_busy() -> bool:

@@ -287,6 +287,7 @@ def test_batch_files(service: tuple[str, str], tmp_path: Path) -> None:
 # Kills
 
 
+@pytest.mark.full
 async def test_killed_workers_are_not_noticed(tmp_path: Path) -> None:
     wanted = drawn(24)
     grammars = [Grammar("json_schema", json.dumps(schema)) for schema in wanted]

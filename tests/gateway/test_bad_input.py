@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from scripted_worker import MODEL
+from tiers import examples
 from waiting import STALL_S
 
 from octavo.dialects.openai.requests import ChatCompletionRequest, CompletionRequest
@@ -238,7 +239,7 @@ def sync_http(gateway_url):
         yield client
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from([CHAT, TEXT, JOBS]), fields=st.dictionaries(FIELDS, VALUES, max_size=3))
 def test_no_body_is_a_server_error(sync_http, path, fields):
     """No worker runs, no model is known: a valid body ends as 404, anything else as 400."""

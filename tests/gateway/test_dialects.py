@@ -119,6 +119,7 @@ class Chat(Resumed):
         return last
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("dialect", [ServerSentEvents, DurableEvents, DurablePolls, Chat])
 async def test_a_stream_goes_on_at_another_gateway(redis_url, tmp_path, dialect):
     reader = dialect()

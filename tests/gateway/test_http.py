@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from scripted_worker import MODEL, ScriptedWorker, whole_text
-from waiting import eventually
+from waiting import STALL_S, eventually
 
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
@@ -21,7 +21,7 @@ HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 def connect(url: str) -> socket.socket:
     address = urlsplit(url)
     assert address.hostname is not None
-    return socket.create_connection((address.hostname, address.port or 80), timeout=10)
+    return socket.create_connection((address.hostname, address.port or 80), timeout=STALL_S)
 
 
 def everything(connection: socket.socket) -> bytes:
@@ -124,7 +124,7 @@ async def test_answers_take_their_time(own_gateway: Callable[..., str], redis_ur
     url = own_gateway(request_timeout=0.05)
     async with (
         ScriptedWorker(redis_url, pace=0.05) as worker,
-        httpx.AsyncClient(base_url=url, timeout=10) as client,
+        httpx.AsyncClient(base_url=url, timeout=STALL_S) as client,
     ):
         body = {"model": MODEL, "prompt": "x", "max_tokens": 8}
         answer = await client.post("/v1/completions", json=body)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import httpx
 import openai
 import psutil
+import pytest
 from exposition import sample
 from gateway_process import GatewayProcess
 from scripted_worker import MODEL, ScriptedWorker, whole_text
@@ -23,7 +24,7 @@ HELLO = {**HELLO_JOB, "max_tokens": 3}
 
 
 async def test_sigterm_ends_job_streams_between_two_events_and_lets_requests_finish(redis_url, tmp_path):
-    gateway = GatewayProcess(redis_url, tmp_path / "log")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", own_start=True)
     try:
         url = await gateway.url()
         async with (
@@ -61,8 +62,9 @@ async def _submitted(http: httpx.AsyncClient) -> httpx.Response | None:
     return reply if reply.status_code == 202 else None
 
 
+@pytest.mark.full
 async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_path):
-    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2", own_start=True)
     try:
         url = await gateway.url()
         async with ScriptedWorker(redis_url):
@@ -100,8 +102,9 @@ async def test_several_processes_share_a_port_and_their_counts(redis_url, tmp_pa
         gateway.process.wait()
 
 
+@pytest.mark.full
 async def test_streams_of_a_process_that_was_killed_are_not_open(redis_url, tmp_path):
-    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2", own_start=True)
     try:
         url = await gateway.url()
 
@@ -131,7 +134,7 @@ async def _is_zero(count: Callable[[], Awaitable[float]]) -> bool:
 
 
 async def test_no_process_of_a_gateway_outlives_the_one_that_started_it(redis_url, tmp_path):
-    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2")
+    gateway = GatewayProcess(redis_url, tmp_path / "log", "--workers", "2", own_start=True)
     started: list[psutil.Process] = []
     try:
         url = await gateway.url()
@@ -158,7 +161,7 @@ async def test_no_process_of_a_gateway_outlives_the_one_that_started_it(redis_ur
 
 
 def test_wrong_flags_are_explained():
-    for flags, said in ((["--port", "99999"], "--port"), (["--api-keys", "nokey"], "tenant:key")):
+    for flags, said in ((["--port", "99999"], "--port"), (["--api-keys", "sk-mysecret"], "tenant:key")):
         done = subprocess.run(
             [sys.executable, "-m", "octavo_gateway", *flags],
             capture_output=True,
@@ -168,6 +171,7 @@ def test_wrong_flags_are_explained():
         )
         assert done.returncode == 2
         assert said in done.stderr
+        assert "mysecret" not in done.stderr
 
 
 def test_the_gateway_never_imports_torch():

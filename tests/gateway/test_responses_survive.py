@@ -94,6 +94,7 @@ async def test_a_conversation_begun_at_a_gateway_that_died_goes_on_at_another(re
         assert (await two.responses.retrieve(second.id)).previous_response_id == first.id
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["hermes", "harmony"])
 async def test_a_worker_that_is_killed_amid_thoughts_and_calls_is_not_noticed(
     redis_url, tmp_path, start_model, own_gateway, name

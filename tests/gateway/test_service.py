@@ -71,11 +71,34 @@ async def test_a_wrong_key_is_401(own_gateway, worker, key):
     assert worker.seen == []
 
 
-@pytest.mark.parametrize("text", ["nokey", "tenant:", ":key", "ten ant:key"])
-def test_malformed_keys_are_refused_at_the_start(text):
-    with pytest.raises(ValueError, match="tenant:key") as caught:
-        Keyring.load(text, None)
-    assert "key)" not in str(caught.value)
+@pytest.mark.parametrize("text", ["sk-mysecret", "sk-mysecret:", ":sk-mysecret", "ten ant:sk-mysecret"])
+def test_malformed_keys_are_refused_by_their_place_and_never_repeated(tmp_path, text):
+    file = tmp_path / "keys"
+    file.write_text(f"# partners\n\nacme:a-key\n{text}\n")
+    with pytest.raises(ValueError, match="pair 2 of OCTAVO_API_KEYS is not written tenant:key") as listed:
+        Keyring.load(f"acme:a-key, {text}", None)
+    with pytest.raises(ValueError, match=r"line 4 of .*keys is not written tenant:key") as in_file:
+        Keyring.load(None, file)
+    with pytest.raises(ValueError, match="names no file") as misplaced:
+        Keyring.load(None, tmp_path / text)
+    assert not [found for found in (listed, in_file, misplaced) if "mysecret" in str(found.value)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_key_file_may_have_a_byte_order_mark(tmp_path, encoding):
+    file = tmp_path / "keys"
+    file.write_bytes("acme:a-ké\r\nglobex:g-key".encode(encoding))
+    keyring = Keyring.load(None, file)
+    assert keyring.caller("Bearer " + "a-ké".encode().decode("latin-1")).tenant == "acme"
+    assert keyring.caller("Bearer g-key").tenant == "globex"
+
+
+def test_a_key_file_that_is_no_text_is_refused_without_its_words(tmp_path):
+    file = tmp_path / "keys"
+    file.write_bytes(b"acme:sk-mysecret\xff")
+    with pytest.raises(ValueError, match=r"keys is not UTF-8 text \(byte 16\): save it as UTF-8") as caught:
+        Keyring.load(None, file)
+    assert "mysecret" not in str(caught.value)
 
 
 def test_a_file_that_lost_its_keys_lets_nobody_in(tmp_path):

@@ -151,5 +151,5 @@ async def test_a_key_may_hold_a_colon(own_gateway: Callable[..., str]) -> None:
 
 
 def test_an_operator_without_a_key_is_refused_at_the_start() -> None:
-    with pytest.raises(ValueError, match="operator ops has no API key"):
+    with pytest.raises(ValueError, match="name 2 of OCTAVO_OPERATORS has no API key"):
         Keyring.load("acme:a-key", None, ("acme", "ops"))

@@ -14,7 +14,7 @@ import pytest
 from chat_templates import FAMILIES
 from pydantic import BaseModel
 from tool_answers import ANSWERS, ROME, TOOLS, ToolAnswer
-from waiting import until
+from waiting import STALL_S, until
 from worker_process import WorkerProcess
 
 from octavo.cli.batch import run as run_batch
@@ -111,6 +111,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": [{**call, "id": None} for call in message["tool_calls"]]}
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["hermes", "harmony", "qwen3_coder"])
 async def test_a_worker_that_is_killed_inside_a_call_is_not_noticed(ai, start_model, redis_url, name):
     undisturbed, message = await disturbed(ai, redis_url, start_model, name, ANSWERS[name].text, tools=TOOLS)
@@ -247,7 +248,7 @@ async def test_a_batch_and_the_client_give_the_same_calls(ai, start_model, redis
         assert choice["finish_reason"] == "tool_calls"
     async with AsyncClient(redis_url) as client:
         job = await client.submit(messages=ASKED, model="glm4", tools=TOOLS, max_tokens=400)
-        result = await job.result(timeout=30)
+        result = await job.result(timeout=STALL_S)
     parsed = AnswerParser(job.id, [Tool.model_validate(tool) for tool in TOOLS]).parse_result(result)
     assert [(call.name, json.loads(call.arguments)) for call in parsed[0].calls] == expected(answer)[2]
 

@@ -33,12 +33,14 @@ def stations(heading: str) -> list[str]:
 SUPPORTING = set(re.findall(r"^\| `([\w/]+\.py)`", section("Supporting modules"), flags=re.MULTILINE))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("process", ["gateway", "agent", "engine"])
 def test_the_journey_of_a_job_names_every_module_in_the_order_of_entry(process: str, entered: dict[str, list[str]]):
     modules = [module for module in entered[process] if module not in SUPPORTING]
     assert stations(f"In the {process}") == modules, "python tests/support/journeys.py prints what was entered"
 
 
+@pytest.mark.full
 def test_the_journey_of_a_block_is_a_part_of_that(entered: dict[str, list[str]]):
     block = stations("A block's journey")
     assert len(block) > 5

@@ -17,6 +17,7 @@ import pytest
 from click.testing import Result
 from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
 from typer.testing import CliRunner
+from waiting import STALL_S
 
 from octavo import AsyncClient, Client, QueueFull, ServerUnavailable
 from octavo.cli.app import build_app
@@ -40,10 +41,10 @@ def working(url: str) -> Iterator[ScriptedWorker]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(STALL_S)
     yield found[0]
     loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
+    thread.join(STALL_S)
     loop.close()
 
 

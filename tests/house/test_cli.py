@@ -27,6 +27,23 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gateway", "--api-keys", "acme:a-key,", "globex:sk-mysecret"],
+        ["worker", "redis://:sk-mysecret@localhost"],
+        ["jobs", "ls", "redis://:sk-mysecret@localhost"],
+        ["doctor", "redis://:sk-mysecret@localhost", "more"],
+    ],
+)
+def test_an_argument_too_many_is_not_repeated(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["octavo", *words])
+    result = CliRunner().invoke(build_app(), words)
+    assert result.exit_code == 2
+    assert "more than there is a place for" in result.output
+    assert "mysecret" not in result.output
+
+
 def test_run_streams_the_answer_that_the_result_holds(cli: Cli) -> None:
     text = cli("run", "ROMEO:", "--seed", "7", "--max-tokens", "24")
     result = cli.json("run", "ROMEO:", "--seed", "7", "--max-tokens", "24")
@@ -106,6 +123,7 @@ def read_no_more(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("end", "code"), [(interrupt, 130), (terminate, 143), (read_no_more, 1)])
 def test_run_cancels_its_job_when_it_is_ended(
     cli: Cli, end: Callable[[subprocess.Popen[str]], None], code: int

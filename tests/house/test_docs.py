@@ -38,6 +38,7 @@ def test_the_rule_of_each_role_is_what_it_needs() -> None:
     assert documented[1].split() == " ".join(f"ACL SETUSER octavo-{role.name} {role.rule}" for role in ROLES).split()
 
 
+@pytest.mark.full
 def test_the_python_examples_run_as_they_stand(cli: Cli) -> None:
     submit, resume, celery = blocks("python")
     program = submit + resume + "print()\nprint(repr(rest), repr(job.result().text))"
@@ -88,6 +89,7 @@ def test_the_curl_examples_answer(up: Up) -> None:
     assert run(chat).rstrip().endswith("data: [DONE]")
 
 
+@pytest.mark.full
 def test_the_example_of_responses_reads_to_the_end(up: Up) -> None:
     text = (ROOT / "docs/responses.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
@@ -100,6 +102,7 @@ def test_the_example_of_responses_reads_to_the_end(up: Up) -> None:
     assert ast.literal_eval(whole).endswith(rest)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("language", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("node", "go")])
 def test_the_readers_in_other_languages_answer(up: Up, language: str) -> None:
     """The commands of docs/wire.md, on a real model."""

@@ -13,10 +13,10 @@ from waiting import STALL_S
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.place)
-def test_imports_run_one_way(rule: Rule) -> None:
-    assert rule.modules(ROOT), f"{rule.place} holds no modules: the rule checks nothing"
-    assert rule.violations(ROOT) == []
+def test_imports_run_one_way() -> None:
+    assert [rule.place for rule in RULES if not rule.modules(ROOT)] == [], "a rule without modules checks nothing"
+    found = [violation for rule in RULES for violation in rule.violations(ROOT)]
+    assert not found, "\n".join(found)
 
 
 def test_every_module_has_one_rule() -> None:
@@ -72,14 +72,20 @@ FORBIDDEN = [
 ]
 
 
-@pytest.mark.parametrize(("place", "module"), FORBIDDEN)
-def test_an_import_that_a_rule_does_not_name_is_refused(place: str, module: str) -> None:
+def ways_to_import(module: str) -> list[str]:
     parent, _, name = module.rpartition(".")
-    rule = next(rule for rule in RULES if rule.place == place)
-    package = place.partition("/")[2].replace("/", ".")
-    ways = [f"import {module}", f"from {module} import thing", *([f"from {parent} import {name}"] if parent else [])]
-    for source in ways:
-        assert not any(rule.allows(found, package) for found in imported(source, package)), source
+    return [f"import {module}", f"from {module} import thing", *([f"from {parent} import {name}"] if parent else [])]
+
+
+def test_an_import_that_a_rule_does_not_name_is_refused() -> None:
+    rules = {rule.place: rule for rule in RULES}
+    allowed = []
+    for place, module in FORBIDDEN:
+        package = place.partition("/")[2].replace("/", ".")
+        for source in ways_to_import(module):
+            if any(rules[place].allows(found, package) for found in imported(source, package)):
+                allowed.append(f"{place}: {source}")
+    assert not allowed, "\n".join(allowed)
 
 
 @pytest.mark.parametrize(

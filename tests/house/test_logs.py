@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cli_driver import Cli, start_up
 from rich.console import Console
+from waiting import STALL_S
 
 from octavo.service.service_log import ServiceLog
 from octavo_gateway.logs import log_config
@@ -96,11 +97,12 @@ def test_a_service_elsewhere_writes_json_whatever_its_children_say() -> None:
     assert all({"ts", "level", "logger", "event", "process"} == set(event) for event in events)
 
 
+@pytest.mark.full
 def test_up_redirected_is_json_from_its_first_line_to_its_last(tmp_path: Any) -> None:
     running = start_up(Cli(tmp_path), workers=1)
     running.cli("run", "ROMEO:", "--max-tokens", "2")
     running.process.terminate()
-    _, said = running.process.communicate(timeout=60)
+    _, said = running.process.communicate(timeout=STALL_S)
     events = [json.loads(line) for line in said.splitlines()]
     assert {"up", "gateway", "worker-1"} == {event["process"] for event in events}
     assert all(datetime.fromisoformat(event["ts"]).tzinfo is not None for event in events)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from cli_driver import Up
 from waiting import STALL_S
 
@@ -56,6 +57,7 @@ def test_one_job_in_every_dialect(up: Up) -> None:
     assert run(up, "sh", "-c", resume) == ""  # it has ended
 
 
+@pytest.mark.full
 def test_the_example_for_anthropic_s_client(up: Up) -> None:
     (program,) = blocks("anthropic.md", "python")
     assert len(run(up, sys.executable, "-c", program)) > 10

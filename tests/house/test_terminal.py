@@ -8,12 +8,13 @@ import io
 import json
 import os
 import pty
-import subprocess
-import sys
+import tempfile
 from typing import Any
 
 import pytest
 import scripted_worker
+from cli_driver import OCTAVO
+from forked import Forked, light_server
 from rich.console import Group
 from rich.panel import Panel
 from rich.progress import Progress, TextColumn
@@ -31,30 +32,26 @@ SHOWN = "a\tb\\x1b]0;owned\\x07\\x1b[31m\\x9b2J\\x08\\x7f\\rc\n"
 SAID = HOSTILE * 2
 
 
-def octavo(*arguments: str, stdout: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", "from octavo.cli import main; main()", *arguments]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout)
-
-
 def on_terminal(*arguments: str) -> str:
     """Output on a terminal that is standard output."""
     ours, theirs = pty.openpty()
     got = b""
-    with octavo(*arguments, stdout=theirs) as process:
-        os.close(theirs)
-        with contextlib.suppress(OSError):  # how Linux tells the end
-            while block := os.read(ours, 4096):
-                got += block
-        assert process.wait(STALL_S) == 0
+    process = Forked(light_server().address, [str(OCTAVO), *arguments], out=theirs)
+    os.close(theirs)
+    with contextlib.suppress(OSError):  # how Linux tells the end
+        while block := os.read(ours, 4096):
+            got += block
+    assert process.wait(STALL_S) == 0
     os.close(ours)
     return got.decode().replace("\r\n", "\n")
 
 
 def redirected(*arguments: str) -> str:
-    with octavo(*arguments, stdout=subprocess.PIPE) as process:
-        out, _ = process.communicate(timeout=STALL_S)
-        assert process.returncode == 0
-    return out.decode()
+    with tempfile.TemporaryFile() as out:
+        process = Forked(light_server().address, [str(OCTAVO), *arguments], out=out.fileno())
+        assert process.wait(STALL_S) == 0
+        out.seek(0)
+        return out.read().decode()
 
 
 async def test_texts_of_a_model(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

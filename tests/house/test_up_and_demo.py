@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import psutil
+import pytest
 from cli_driver import Cli, start_up
 from waiting import STALL_S
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_every_process_and_the_next_start_finds_the_jobs(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     first = start_up(cli, workers=1)
@@ -36,6 +38,7 @@ def test_killing_up_takes_everything_with_it(tmp_path: Path) -> None:
     assert "cannot reach" in Cli(tmp_path)("workers", code=3), "a state file of a dead process counts for nothing"
 
 
+@pytest.mark.full
 def test_demo_kills_a_worker_and_shows_that_nothing_is_lost(tmp_path: Path) -> None:
     said = Cli(tmp_path)("demo")
     assert "SIGKILL worker-" in said

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from gpus import devices
 
 from octavo_kernels.adjust import Adjustment, adjust, pack
 
@@ -80,7 +81,7 @@ def test_a_gpu_gives_the_same_bits(seed, vocab):
     assert torch.equal(on_gpu.cpu(), logits)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("vocab", [31, 2048, 32_000, 128_256, 151_936, 201_088])
 def test_masks_of_real_vocabularies(vocab, device):
     """One bit, all bits, none of the middle, any; and a row that has no mask."""

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from gpus import devices
 
 from octavo_kernels import checks, ops
 
@@ -17,7 +18,7 @@ def checked(monkeypatch):
     monkeypatch.setattr(checks, "ENABLED", True)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=devices())
 def device(request):
     return request.param
 

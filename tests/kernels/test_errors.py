@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from gpus import devices
 from torch import Tensor
 
 from octavo_kernels import ops
@@ -123,7 +124,7 @@ def moved(value, device):
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(value)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=devices())
 def device(request):
     return request.param
 

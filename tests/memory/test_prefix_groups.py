@@ -5,6 +5,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from octavo_worker.memory.prefix_groups import PrefixGroups
 
@@ -107,7 +108,7 @@ def best(keys: tuple[str, ...], tables: dict[str, list[int]]) -> int:
     return result
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.lists(st.integers(1, 2), max_size=7), max_size=6))
 def test_no_division_saves_more(lists: list[list[int]]) -> None:
     """Block ids are made so that equal ones mean equal beginnings, as in a prefix cache."""
@@ -122,7 +123,7 @@ def test_no_division_saves_more(lists: list[list[int]]) -> None:
         assert all(shared(tables[a], tables[b]) >= tokens > 0 for a, b in combinations(members, 2))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 3)), max_size=60))
 def test_history_does_not_matter(steps: list[tuple[bool, int, int]]) -> None:
     """After any coming and going the groups are those of a fresh start."""

@@ -69,7 +69,7 @@ HUB: dict[str, dict[str, Any]] = {
 
 
 def assert_read_alike(folder: Path) -> None:
-    ours, theirs = read_file(folder), AutoConfig.from_pretrained(folder)
+    ours, theirs = read_file(folder), AutoConfig.from_pretrained(folder, trust_remote_code=False)
     assert ours is not None
     for config in (ours, theirs):
         reject(config)

@@ -79,7 +79,7 @@ def logits(folder: Path, form: Format) -> tuple[Decoder, Tensor]:
 
 
 def test_a_format_chooses_a_kind_of_linear_for_each_matrix_and_reads_it_part_by_part(tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_config(CONFIG).float().save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(CONFIG, trust_remote_code=False).float().save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     scaled, rounded = {}, {}
     for name, tensor in load_file(file).items():

@@ -116,5 +116,5 @@ def test_other_routes(tmp_path: Path) -> None:
 
 def test_products_of_an_mlp_without_a_gate(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(tmp_path)
     assert list(forms(inspect(options(tmp_path)))) == ["qkv", "out", "up", "down", "head"]

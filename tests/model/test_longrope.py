@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=None,
     )
     torch.manual_seed(1)
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(path)
     return path
 
 

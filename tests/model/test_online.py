@@ -50,7 +50,7 @@ def layers_of(runner: BaseRunner) -> dict[str, Quantised | Dense]:
 
 def checkpoint(folder: Path, config: PreTrainedConfig) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, trust_remote_code=False).bfloat16().save_pretrained(folder)
     return load_file(folder / "model.safetensors")
 
 

@@ -71,7 +71,7 @@ def quantise(
     """Writes a random model into `folder`, of which those matrices whose names end with a key are packed by its packer.
     Returns the model with the values that the packed ones stand for."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().eval()
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
             torch.nn.init.normal_(parameter)

@@ -68,9 +68,9 @@ class Turned(nn.Module):
 
 def dequantised(folder: Path) -> nn.Module:
     """transformers' model with the values that the reference reads, float32."""
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     del config.quantization_config
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).float().eval()
     lacking = model.load_state_dict(oracle.dense(folder), strict=False)
     assert not lacking.unexpected_keys
     assert set(lacking.missing_keys) <= {"lm_head.weight"}  # tied

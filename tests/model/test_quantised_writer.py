@@ -57,7 +57,7 @@ def ids() -> torch.Tensor:
 
 def demo() -> AutoModelForCausalLM:
     logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32, trust_remote_code=False).eval()
 
 
 @pytest.mark.parametrize("form", CONVERTERS)

@@ -140,7 +140,7 @@ CHECKPOINTS: dict[str, PreTrainedConfig] = {
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_checkpoints_in_floating_point(name: str, ranks: int, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(CHECKPOINTS[name]).float()
+    model = AutoModelForCausalLM.from_config(CHECKPOINTS[name], trust_remote_code=False).float()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(tmp_path)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_threads import on_ranks
+from tiers import examples
 
 from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.step import Sampled, SampleRow
@@ -85,7 +86,7 @@ def plain(answers: list[Sampled], rows: list[SampleRow]) -> str:
 
 
 @given(batch=batches(), ranks=st.sampled_from([2, 3]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_every_rank_chooses_what_one_process_chooses(
     batch: tuple[torch.Tensor, list[SampleRow], torch.Tensor | None], ranks: int
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gpus import devices
 
 from octavo_kernels import ops
 from octavo_worker.assembly.loading import load_runner
@@ -14,7 +15,7 @@ from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.stage import Stage
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = devices()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,6 +9,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from gpus import devices
 
 from octavo_kernels.step import SAMPLE, StepInputs, carry, unpack_step
 from octavo_worker.contract.messages import EngineSampling
@@ -81,7 +82,9 @@ class Run:
         specs = [SampleSpec(self.params, 0 if each else index, [], []) for index in range(samples)]
         tokens = [rng.randrange(VOCAB) for _ in range(count)]
         rows = tuple(sorted(rng.sample(range(count), samples))) if each else ()
-        step = SequenceStep(tokens, self.done, self.table, specs, rows, run_id=self.number)
+        step = SequenceStep(
+            tokens, self.done, self.table, specs, rows, run_id=self.number, row_context=self.number * 1000
+        )
         self.done = end
         return step
 
@@ -132,6 +135,8 @@ def test_the_device_sees_what_the_plan_says(seed: int, calm: float) -> None:
         assert torch.equal(got.token_ids[:tokens], want.token_ids)
         assert torch.equal(got.positions[:tokens], want.positions)
         assert torch.equal(got.slots[:tokens], want.slots)
+        assert want.row_context is not None
+        assert torch.equal(got.row_context[:tokens], want.row_context)
         assert torch.equal(got.context_lens[:count], want.context_lens)
         assert torch.equal(got.query_start[: count + 1], want.query_start)
         for row, table, length in zip(got.block_tables, want.block_tables, want.context_lens.tolist(), strict=False):
@@ -195,7 +200,7 @@ def test_padding_is_written_nowhere() -> None:
     assert records(got)["temperature"][1:4].tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", devices())
 def test_a_sample_without_a_token_reads_no_embedding_before_the_first(device: str) -> None:
     there, message = Device(device), np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
     there.sampled[:2] = torch.tensor([-1, 9])

@@ -71,8 +71,8 @@ def test_random_weights_are_drawn_on_their_device(tmp_path: Path, monkeypatch: p
         return model
 
     original = AutoModelForCausalLM.from_config
-    monkeypatch.setattr(transformers_route.AutoModelForCausalLM, "from_config", draw)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", draw)
     monkeypatch.setattr(transformers_route, "TransformersModel", lambda model: model)
-    config = AutoConfig.from_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=False)
     transformers_route.load_transformers(tmp_path, config, torch.bfloat16, torch.device("meta"), 0)
     assert made == [torch.device("meta")]

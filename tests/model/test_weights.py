@@ -37,7 +37,7 @@ GPT2 = GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64)
 def checkpoint(folder: Path, config: PreTrainedConfig, shard_size: str = "5GB") -> dict[str, torch.Tensor]:
     logging.disable_progress_bar()
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).float()
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).float()
     model.save_pretrained(folder, max_shard_size=shard_size)
     return dict(model.state_dict())
 

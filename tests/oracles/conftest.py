@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from gpus import devices
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -27,14 +28,12 @@ class Pair:
     runner: ModelRunner
 
 
-@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="session", params=devices())
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     return loader(tmp_path_factory, request.param)
 
 
-@pytest.fixture(
-    scope="session", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.beyond_plain])]
-)
+@pytest.fixture(scope="session", params=devices(pytest.mark.beyond_plain))
 def host_reading_pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Pair]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from clocks import Clock
 from followed import matchers_of
 
 from octavo_worker.contract.messages import AddRequest, EngineSampling, EngineStats, Grammar, Logprob, SequenceInput
@@ -47,6 +48,7 @@ class Engine:
                 token_budget=token_budget,
                 **{
                     "max_running": 64,
+                    "timer": Clock(),
                     "first_host_block": runner.first_host_block,
                     "window": runner.window,
                     "reads_host": runner.reads_host,

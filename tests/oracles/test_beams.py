@@ -74,6 +74,7 @@ def sequences(answers: dict[int, list[int]]) -> list[list[int]]:
     return [answers[index] for index in sorted(answers)]
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_transformers(name: str, pair: Callable[[str], Pair]) -> None:
     """All cases in one batch, with prompts that end in and on a block."""

@@ -32,6 +32,7 @@ def chained(runner: PagedRunner, **options: Any) -> ChainedRunner:
     return ChainedRunner(runner, **{"most": MOST, "rows": ROWS} | options)
 
 
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draft_that_is_the_target_is_always_right(kind: str, memory: str) -> None:
@@ -50,6 +51,7 @@ def test_a_draft_that_is_the_target_is_always_right(kind: str, memory: str) -> N
     assert runner.on_host > 5, "penalties and biases"
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_a_smaller_draft_guesses_as_it_does_pass_by_pass(most: int) -> None:
     """With rows of all lengths: token for token, so the same number of them is right."""

@@ -36,7 +36,7 @@ CONFIGS = {"llama": LlamaConfig(**COMMON), "qwen3": Qwen3Config(**COMMON, head_d
 def random_model(config: PreTrainedConfig, folder: Path) -> Path:
     """Its folder, with random weights in it."""
     torch.manual_seed(1)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=False).save_pretrained(folder)
     return folder
 
 
@@ -53,13 +53,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def oracle(folder: Path) -> PreTrainedModel:
     """In float32, on the CPU, with the weights as they are."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
 
 
 @pytest.fixture(scope="module")
 def rounded(folder: Path) -> PreTrainedModel:
     """The same in bfloat16: how much that loses is the measure of what we may lose."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False).eval()
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,8 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runners:
     """Qwen3's shape: head dims of 64, which all kinds of caches have kernels for."""
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("qwen3")
-    AutoModelForCausalLM.from_config(CONFIGS["qwen3"], dtype=torch.bfloat16).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(CONFIGS["qwen3"], dtype=torch.bfloat16, trust_remote_code=False)
+    model.save_pretrained(folder)
     return Runners(folder)
 
 

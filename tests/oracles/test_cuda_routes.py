@@ -34,7 +34,9 @@ class Routed:
 def routed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Routed:
     folder = tmp_path_factory.mktemp(request.param)
     oracle = save(request.param, folder, ROUTED_ON_CUDA[request.param])
-    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16, attn_implementation="eager").cuda()
+    rounded = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float16, attn_implementation="eager", trust_remote_code=False
+    ).cuda()
     return Routed(folder, oracle, rounded)
 
 

@@ -13,6 +13,7 @@ from eagle_heads import head_values, random_tensors, write_head
 from eagle_reference import ReferenceHead
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -109,6 +110,7 @@ def chooser(params: EngineSampling) -> Callable[[Tensor, int], int]:
     return lambda logits, position: sample(logits[None].clone(), [SampleRow(params, 0, position)]).tokens.item()
 
 
+@pytest.mark.full(but=8)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @torch.inference_mode()
 def test_drafts_are_those_of_the_reference(pair: Pair, temperature: float) -> None:
@@ -179,7 +181,7 @@ STEPS = st.one_of(st.tuples(st.integers(0, 4), st.integers(0, 4)), st.sampled_fr
 
 
 @pytest.mark.parametrize("pair", ["a part of the vocabulary"], indirect=True)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=3, max_size=9))
 def test_wherever_blocks_go_drafts_are_those_of_the_reference(pair: Pair, steps: list[tuple[int, int] | str]) -> None:
     runner, reference = pair

@@ -55,6 +55,7 @@ def test_batch(name: str, pair: Callable[[str], Pair], batched: Callable[[str], 
     assert len({token for output in batched(name) for token in output}) > 20, "degenerate model: proves nothing"
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("name", ALL)
 def test_generate(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
     for i in (0, 3, 9):
@@ -65,6 +66,7 @@ def test_generate(name: str, pair: Callable[[str], Pair], batched: Callable[[str
         assert batched(name)[i] == ids[0, prompt.shape[1] :].tolist()
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("name", ALL)
 def test_alone(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
     for i in range(len(LENGTHS)):
@@ -72,6 +74,7 @@ def test_alone(name: str, pair: Callable[[str], Pair], batched: Callable[[str], 
         assert answers.tokens["a"][0] == batched(name)[i]
 
 
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize("name", ALL)
 def test_cached_prefix(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
     engine = Engine(pair(name).runner)
@@ -83,6 +86,7 @@ def test_cached_prefix(name: str, pair: Callable[[str], Pair], batched: Callable
         assert again.tokens[str(i)][0] == batched(name)[i]
 
 
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize("name", ALL)
 def test_preemption(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
     chosen = [1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 15, 16]  # 15 to 33 tokens: 2 or 3 blocks, growing to 3 or 4
@@ -92,6 +96,7 @@ def test_preemption(name: str, pair: Callable[[str], Pair], batched: Callable[[s
     assert [answers.tokens[str(i)][0] for i in chosen] == [batched(name)[i] for i in chosen]
 
 
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mixtral"])
 def test_preemption_at_any_length(
@@ -108,6 +113,7 @@ def test_preemption_at_any_length(
         assert {j: answers.tokens[str(j)][0] for j in (*others, i)} == {j: batched(name)[j] for j in (*others, i)}
 
 
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize("name", ALL)
 def test_chunked_prefill(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
     answers = Engine(pair(name).runner, token_budget=65).run([request(str(i), prompts()[i]) for i in (0, 3, 7, 9)])

@@ -59,6 +59,7 @@ def assert_nothing_grows(runner: ModelRunner, *, cuda: bool) -> None:
     Holdings.now(cuda=cuda).assert_no_more_than(before)
 
 
+@pytest.mark.full
 def test_10_000_requests_on_the_cpu(tmp_path: Path) -> None:
     save("llama", tmp_path)
     options = ModelOptions(model=str(tmp_path), device="cpu", num_blocks=257, host_cache_bytes=1 << 20, max_running=64)

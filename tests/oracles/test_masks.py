@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from followed import END, VOCAB, schema, text_of
+from gpus import devices, has_gpu
 from two_gpus import TWO_GPUS
 
 from octavo_worker.assembly.loading import load_runner
@@ -36,11 +37,11 @@ PATTERN = "[0-9]{2}[a-z ]{30}"
 WORDS = Grammar("choice", '["yes", "yesterday", "no"]')
 
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.beyond_plain])
-GPUS = pytest.param("cuda ranks", marks=TWO_GPUS)
+DEVICES = devices(pytest.mark.beyond_plain)
+RANKS = ["cpu ranks", *([pytest.param("cuda ranks", marks=TWO_GPUS)] if has_gpu() else [])]
 
 
-@pytest.fixture(scope="module", params=["cpu", "cpu ranks", GPU, GPUS])
+@pytest.fixture(scope="module", params=[*DEVICES, *RANKS])
 def runner(request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
     device, _, ranks = request.param.partition(" ")
     options = ModelOptions(
@@ -102,6 +103,7 @@ def test_texts_obey_and_neighbours_are_byte_identical(runner: ModelRunner) -> No
         assert together.logprobs[asked.id] == alone.logprobs[asked.id]
 
 
+@pytest.mark.full(but=1)
 def test_alone_in_a_batch_and_without_running_ahead(runner: ModelRunner) -> None:
     together = Engine(runner).run(bound())
     for asked in bound():
@@ -111,6 +113,7 @@ def test_alone_in_a_batch_and_without_running_ahead(runner: ModelRunner) -> None
     assert in_turn.run(bound()).tokens == together.tokens
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_little_memory_changes_nothing(runner: ModelRunner, preemption: str) -> None:
     narrow = Engine(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpus import devices
 
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.messages import BeamOptions
@@ -30,7 +31,7 @@ from .zoo import build
     ],
     ids=["beams", "logprobs", "prompt", "greedy", "samples", "filters"],
 )
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", devices())
 def test_a_request_ends_with_an_error(tmp_path: Path, asking: dict[str, Any], device: str) -> None:
     model = build("llama").half()
     with torch.no_grad():
@@ -50,7 +51,7 @@ def test_a_request_ends_with_an_error(tmp_path: Path, asking: dict[str, Any], de
     engine.scheduler.check_integrity()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", devices())
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_requests_beside_it_go_on(tmp_path: Path, device: str, temperature: float) -> None:
     """One token's embedding is no number. Its blocks go to the next requests."""

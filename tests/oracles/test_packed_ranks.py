@@ -70,6 +70,7 @@ def options_of(model: str, **more: int) -> ModelOptions:
     return ModelOptions(model=model, max_running=64, **fixed | more)  # type: ignore[arg-type]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
 def test_steps_travel_packed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All kinds of requests, with much memory and with little: filters, penalties, beams, scores, swaps. The norm

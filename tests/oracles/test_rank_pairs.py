@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from followed import END, text_of
+from gpus import has_gpu
 from two_gpus import TWO_GPUS
 
 from octavo_worker.assembly.loading import load_runner
@@ -47,7 +48,7 @@ ON_GPUS = [
 ]
 
 
-@pytest.fixture(scope="module", params=[*ON_CPUS, *ON_GPUS])
+@pytest.fixture(scope="module", params=[*ON_CPUS, *(ON_GPUS if has_gpu() else [])])
 def two(request: pytest.FixtureRequest) -> Iterator[Two]:
     device, weights, cache = request.param
     options = ModelOptions(
@@ -75,6 +76,7 @@ def requests() -> list[AddRequest]:
     return [request(str(i), [5 + i, *range(300, 320 + 9 * i)], seed=i, max_tokens=24, **k) for i, k in enumerate(kinds)]
 
 
+@pytest.mark.full(but=2)
 def test_all_kinds_of_requests(two: Two) -> None:
     roomy = Engine(two.ranks).run(requests())
     for asked in requests():
@@ -95,6 +97,7 @@ def obeys(answers: Answers) -> None:
     assert all(text_of(tokens)[:12].strip("abcdef") == "" for tokens in answers.tokens["6"].values())
 
 
+@pytest.mark.full(but=2)
 def test_drafts(two: Two) -> None:
     """Rows of one step are those of steps of one row, on two ranks as on one."""
     prompt, params = list(range(7, 27)), EngineSampling(seed=5, max_tokens=9, temperature=0.9, top_p=0.9)

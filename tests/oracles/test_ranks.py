@@ -83,6 +83,7 @@ def assert_close(found: Answers, expected: Answers, close: float = CLOSE) -> Non
                 assert a.logprob == pytest.approx(b.logprob, abs=close)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(name: str, cpu_pair: Callable[[str], Pair], ranked: Callable[..., ModelRunner]) -> None:
     pair = cpu_pair(name)
@@ -110,6 +111,7 @@ def random_requests(count: int) -> list[AddRequest]:
     return requests
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("mode", ["recompute", "swap", "mixed"])
 def test_preemption_changes_no_bit(
     mode: str, cpu_pair: Callable[[str], Pair], ranked: Callable[..., ModelRunner]
@@ -151,6 +153,7 @@ def test_a_takeover_continues_at_the_next_token(
     assert Engine(runner).run([resumed]).tokens["a"] == whole
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8"}, {"block_size": 4}])
 def test_types_and_blocks(
     more: dict[str, Any], cpu_pair: Callable[[str], Pair], ranked: Callable[..., ModelRunner]

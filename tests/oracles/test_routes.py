@@ -54,6 +54,7 @@ ALL_ROWS = {  # its code gives the logits of all tokens, whichever are asked for
 }
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", [*ROUTED, *ALL_ROWS])
 def test_no_request_feels_the_others(name: str, dtype: str, tmp_path: Path) -> None:

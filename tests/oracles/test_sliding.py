@@ -64,6 +64,7 @@ def test_a_sequence_holds_a_window_and_a_chunk_and_later_a_window(name: str, pai
     assert decode.most_blocks <= -(-(SLIDING[name] - 1) // 16) + 1
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("name", SLIDING)
 def test_preemption_of_sliding_sequences(name: str, mode: str, pair: Callable[[str], Pair]) -> None:

@@ -115,6 +115,7 @@ def plain(runner_of: Callable[[str], ModelRunner]) -> Callable[[str], Answers]:
 PROPOSERS = proposers(chance=0.5)
 
 
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("proposer", PROPOSERS)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "bundled", "two ranks"])
 def test_any_drafter_gives_the_same_answers(
@@ -132,6 +133,7 @@ def test_any_drafter_gives_the_same_answers(
         assert_same(drafted, answers)
 
 
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_in_every_memory(
@@ -154,6 +156,7 @@ def test_every_kind_of_model_in_every_memory(
     assert_same(drafted, answers)
 
 
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("proposer", ["right by chance", "ngram", "suffix"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "bundled"])
 def test_another_engine_goes_on_amid_a_window(

@@ -76,7 +76,14 @@ GENERIC: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**COMMON, head_dim=24),
     "gemma": GemmaConfig(**COMMON, head_dim=24),
     "gemma2": Gemma2Config(**COMMON, head_dim=16, sliding_window=24, query_pre_attn_scalar=24),
-    "gemma3": Gemma3TextConfig(**COMMON, head_dim=16, sliding_window=24, sliding_window_pattern=2),
+    "gemma3": Gemma3TextConfig(
+        **COMMON,
+        head_dim=16,
+        sliding_window=24,
+        sliding_window_pattern=2,
+        final_logit_softcapping=9.0,
+        attn_logit_softcapping=0.1,  # which transformers does not use
+    ),
     "phi3": Phi3Config(**COMMON, sliding_window=60),
     "phi3-longrope": Phi3Config(**COMMON, rope_parameters=LONG_ROPE),
     "olmo2": Olmo2Config(**COMMON),
@@ -154,7 +161,8 @@ def build(name: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
     second; norms and biases are moved off their neutral values, so that a forgotten one shows.
     """
     torch.manual_seed(sum(map(ord, name)))
-    model = AutoModelForCausalLM.from_config(config or ALL[name], attn_implementation="eager").float().eval()
+    made = AutoModelForCausalLM.from_config(config or ALL[name], attn_implementation="eager", trust_remote_code=False)
+    model = made.float().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() >= 2:

@@ -14,6 +14,7 @@ import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from killable_server import server_program
+from tiers import examples
 from typer.testing import CliRunner
 
 from octavo import AsyncClient
@@ -97,7 +98,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(secret=st.one_of(SECRETS, ESCAPED))
 def test_no_message_has_a_secret_of_an_address(form: str, secret: str) -> None:
     if (form == "redis://{}" and "/" not in secret) or (form == "redis://user:{}/0" and "@" in secret):

@@ -98,7 +98,7 @@ def test_a_forked_child_gets_connections_of_its_own(client: Client) -> None:
     child = context.Process(target=in_child, args=(client, answers))
     child.start()
     assert answers.get(timeout=STALL_S) == JobStatus.COMPLETED
-    child.join(10)
+    child.join(STALL_S)
     assert child.exitcode == 0
     assert [first.offset, *(event.offset for event in stream)] == list(range(1, 61))
 
@@ -130,5 +130,5 @@ def test_a_client_that_is_dropped_leaves_no_thread(client: Client, redis_url: st
     del stream
     gc.collect()
     for thread in set(threads()) - before:
-        thread.join(10)
+        thread.join(STALL_S)
     assert set(threads()) <= before

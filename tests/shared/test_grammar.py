@@ -87,6 +87,7 @@ def test_a_time_bomb_is_refused(bomb: Any) -> None:
         validate(Grammar("json_schema", json.dumps(bomb)), limit_s=0.5)
 
 
+@pytest.mark.full
 def test_a_bomb_of_memory_ends_its_own_process_only() -> None:
     """With less memory than a trial has, so that it is soon used up."""
     program = "from octavo.dialects.grammar import trial as t; t.MEMORY_BYTES = t.STACK_BYTES + (300 << 20); t.main()"

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from response_oracles import check_event, check_response
+from tiers import examples
 from tool_answers import ANSWERS, TOOLS, format_of
 
 from octavo.dialects.openai.responses.events import ResponseLog
@@ -107,7 +108,7 @@ def test_events_and_numbers_are_the_same_whoever_computes_them_from_any_point(
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 def test_so_it_is_with_thoughts_and_calls_of_every_family(name: str, data: st.DataObject) -> None:
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]

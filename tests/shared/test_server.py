@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -99,13 +98,11 @@ def test_redis_url_wins_and_nothing_is_started(monkeypatch: pytest.MonkeyPatch) 
         assert url == "redis://elsewhere:1234"
 
 
-def test_stop_is_quick_and_can_be_repeated() -> None:
+def test_stop_can_be_repeated() -> None:
     server = EmbeddedServer()
     server.start()
     server.stop()
-    begun = time.monotonic()
     server.stop()
-    assert time.monotonic() - begun < 1
     server.start()
     assert redis.Redis.from_url(server.url).ping()
     server.stop()

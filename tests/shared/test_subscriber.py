@@ -12,6 +12,7 @@ import redis.asyncio
 from fake_worker import claimed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from waiting import STALL_S
 
 from octavo import AsyncClient, Event, JobStatus, UnknownModel
@@ -128,7 +129,7 @@ async def test_a_refused_submission_leaves_nothing_behind(client: AsyncClient, c
     assert not client._subscriber._expected
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=8),
     asked=st.integers(0, 9),

@@ -12,6 +12,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from octavo.queue import wire
 from octavo.queue.streams import assemble
@@ -171,7 +172,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from(["job", "c", "e", "r", "x", "use", "p", "meta", "pin", "memory", "model", "worker"]),
     st.lists(anything, max_size=6),
@@ -180,7 +181,7 @@ def test_well_formed_nonsense_is_malformed_or_fine(kind: str, fields: list[Any])
     only_malformed(msgpack.packb([wire.VERSION, kind, *fields]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from([wire.encode_chunk, wire.encode_terminal]),
     chunks(),

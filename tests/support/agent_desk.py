@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -44,7 +45,7 @@ class PlainPrompts:
     def __init__(self, tokenizer: Any = None) -> None:
         self.tokenizer = tokenizer
 
-    def encode(self, request: Any) -> EncodedPrompt:
+    def encode(self, request: Any, *, at: datetime) -> EncodedPrompt:
         return EncodedPrompt(list(request.prompt), grammar=request.grammar)
 
     def token_bytes(self, token: int) -> bytes:
@@ -96,13 +97,14 @@ class Desk:
 
 
 @asynccontextmanager
-async def agent_desk(url: str, *, tokenizer: Any = None, attached: bool = True) -> AsyncIterator[Desk]:
-    """A desk whose publisher runs."""
+async def agent_desk(
+    url: str, *, tokenizer: Any = None, prompts: Any = None, attached: bool = True
+) -> AsyncIterator[Desk]:
+    """A desk whose publisher runs. By default prompts are token ids."""
     with redis.Redis.from_url(url) as connection:
         queue = known_queue(connection)
         async with connect(url) as pool:
-            prompts: Any = PlainPrompts(tokenizer)
-            desk = Desk(Agent(pool, queue.cell, prompts, changed=lambda: None), queue)
+            desk = Desk(Agent(pool, queue.cell, prompts or PlainPrompts(tokenizer), changed=lambda: None), queue)
             publishing = asyncio.create_task(desk.agent.publisher.run())
             if attached:
                 desk.agent.attach(desk.engine, ready())

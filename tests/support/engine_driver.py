@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from clocks import Clock
 from fake_runner import FakeRunner, candidates, next_token
 
 from octavo_worker.contract.messages import (
@@ -106,7 +107,7 @@ class Driver:
         fake = device(num_blocks, block_size, **(runner or {}))
         for name in ("num_host_blocks", "first_host_block", "window", "reads_host", "features"):
             scheduler.setdefault(name, getattr(fake, name))
-        options = {"token_budget": 256, "max_running": 32, "watermark": 0.0} | scheduler
+        options = {"token_budget": 256, "max_running": 32, "watermark": 0.0, "timer": Clock()} | scheduler
         return cls(
             Scheduler(
                 SchedulerConfig(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,17 +11,23 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from waiting import until
+from forked import Forked, light_server
+from waiting import STALL_S, until
 
 
 class GatewayProcess:
-    """`python -m octavo_gateway`. Leaving the context kills it."""
+    """`python -m octavo_gateway`, a fork of a server that has imported it; with `own_start` as in production. Leaving
+    the context kills it."""
 
-    def __init__(self, redis_url: str, log: Path, *flags: str) -> None:
-        command = [sys.executable, "-m", "octavo_gateway", "--port", "0", "--redis-url", redis_url, *flags]
+    def __init__(self, redis_url: str, log: Path, *flags: str, own_start: bool = False) -> None:
+        words = ["-m", "octavo_gateway", "--port", "0", "--redis-url", redis_url, *flags]
         self._log = log
+        self.process: Forked | subprocess.Popen[bytes]
         with log.open("wb") as output:
-            self.process = subprocess.Popen(command, stderr=output, stdout=output, env={**os.environ})
+            if own_start:
+                self.process = subprocess.Popen([sys.executable, *words], stdout=output, stderr=output)
+            else:
+                self.process = Forked(light_server().address, words, out=output.fileno(), err=output.fileno())
 
     def __enter__(self) -> Self:
         return self
@@ -44,6 +49,6 @@ class GatewayProcess:
 
         return await until(found)
 
-    async def stop(self, seconds: float = 10) -> int:
+    async def stop(self, seconds: float = STALL_S) -> int:
         self.process.send_signal(signal.SIGTERM)
         return await asyncio.to_thread(self.process.wait, seconds)

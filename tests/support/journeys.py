@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from cli_driver import Cli, start_up
+from waiting import STALL_S
 
 RECORDER = Path(__file__).parent / "recorder"
 PROCESSES = {"octavo_gateway": "gateway", "octavo_worker": "agent", "octavo_worker.assembly.engine_process": "engine"}
@@ -50,7 +51,7 @@ def record(folder: Path) -> dict[str, list[str]]:
 
 
 def _last_line(url: str) -> str:
-    with httpx.stream("POST", url, json=BODY, timeout=60) as response:
+    with httpx.stream("POST", url, json=BODY, timeout=STALL_S) as response:
         response.raise_for_status()
         return [line for line in response.iter_lines() if line][-1]
 

@@ -40,12 +40,15 @@ def ranks_of(count: int) -> list[Rank]:
     return [Rank(index, count) for index in range(count)]
 
 
-def logits_on_ranks(options: ModelOptions, count: int, steps: Sequence[SequenceStep]) -> list[torch.Tensor]:
-    """Logits of every token of a step, as each rank gathers them."""
+def logits_on_ranks(
+    options: ModelOptions, count: int, steps: Sequence[SequenceStep], change: Callable[[CausalModel], object] = id
+) -> list[torch.Tensor]:
+    """Logits of every token of a step, as each rank gathers them, after a `change` of its model."""
     descriptor = os.memfd_create("ranks")
 
     def work(rank: Rank) -> torch.Tensor:
         model, _ = load_model(options, member=Member(rank, descriptor))
+        change(model)
         return _gathered(model, steps)
 
     try:
@@ -56,8 +59,11 @@ def logits_on_ranks(options: ModelOptions, count: int, steps: Sequence[SequenceS
         os.close(descriptor)
 
 
-def logits_alone(options: ModelOptions, steps: Sequence[SequenceStep]) -> torch.Tensor:
+def logits_alone(
+    options: ModelOptions, steps: Sequence[SequenceStep], change: Callable[[CausalModel], object] = id
+) -> torch.Tensor:
     model, _ = load_model(options)
+    change(model)
     return _gathered(model, steps)
 
 

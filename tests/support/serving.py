@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from waiting import STALL_S
 
 from octavo_gateway.app import create_app
 from octavo_gateway.http.protocol import HttpProtocol
@@ -32,5 +33,5 @@ def serving(settings: GatewaySettings) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(STALL_S)
             assert not thread.is_alive(), "the gateway did not stop"

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Self
 
+from forked import Forked, heavy_server, light_server
 from waiting import STALL_S
 
 from octavo.queue import wire
@@ -18,25 +19,45 @@ from octavo.queue.keys import Keys
 from octavo.terms.workers import WorkerInfo
 
 _SUPPORT = Path(__file__).parent
+KNOWN_SPEEDS = _SUPPORT / "engine_of_known_speeds.py"
+"""An engine whose speeds, and so its drafts, do not depend on what else the machine does."""
 
 
 class WorkerProcess:
     """`python -m octavo_worker`, or with `fake` (settings of `fake_engine`) the same agent on the fake engine.
 
+    Agent and engine are forks of servers that have imported them. With `own_start` they start as in production, where
+    the kernel ends an engine whose agent has ended. `engine` is a program in the place of the real engine's.
+
     Flags are settings of the worker. Leaving the context kills the worker; `log` is its stderr so far. An assertion
     that failed in the worker or its engines fails the test, even if another worker made up for it.
     """
 
-    def __init__(self, redis_url: str, log: Path, *, fake: str | None = None, **flags: object) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        log: Path,
+        *,
+        fake: str | None = None,
+        own_start: bool = False,
+        engine: Path | None = None,
+        **flags: object,
+    ) -> None:
         program = ["-m", "octavo_worker"] if fake is None else [str(_SUPPORT / "agent_on_fake_engine.py"), fake]
         named = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
         arguments = [name if value is True else f"{name}={value}" for name, value in named.items()]
+        words = [*program, f"--redis-url={redis_url}", *arguments]
+        if not own_start or engine is not None:
+            address = "-" if own_start else (heavy_server() if fake is None else light_server()).address
+            words = [str(_SUPPORT / "forked_engines.py"), address, str(engine or "-"), *words]
         self._log = log
         self._redis_url = redis_url
+        self.process: Forked | subprocess.Popen[bytes]
         with log.open("ab") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, *program, f"--redis-url={redis_url}", *arguments], stderr=stderr, cwd=_SUPPORT
-            )
+            if own_start:
+                self.process = subprocess.Popen([sys.executable, *words], stderr=stderr, cwd=_SUPPORT)
+            else:
+                self.process = Forked(light_server().address, words, err=stderr.fileno(), folder=_SUPPORT)
 
     def __enter__(self) -> Self:
         return self

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterable
 from typing import Any
 
+from clocks import Clock
 from engine_driver import Driver, expected_beams, expected_tokens, make_request
 from fake_runner import FakeRunner, score
 from proposers import AnswerBook
@@ -101,14 +101,14 @@ def run_workload(
 ) -> Driver:
     """A step takes a second of the clock that deadlines go by; the timer goes on by 10 ms whenever it is read. An
     `AnswerBook` of the speculation learns what will be said."""
-    rng, now, ticks = random.Random(seed), 0.0, itertools.count()
+    rng, now = random.Random(seed), 0.0
     driver = Driver.create(
         usable_blocks + 1,
         block_size,
         runner={"max_model_len": context, "num_host_blocks": host_blocks, **memory},
         device=device,
         clock=lambda: now,
-        timer=lambda: next(ticks) / 100,
+        timer=Clock(),
         policy=policy,
         token_budget=rng.choice([1, 24, max_running + 24, max_running + 248]),
         max_running=max_running,

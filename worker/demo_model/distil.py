@@ -189,8 +189,8 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     torch.set_num_threads(args.threads)
-    teacher = LlamaForCausalLM.from_pretrained(args.teacher, dtype=torch.float32).eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.teacher)
+    teacher = LlamaForCausalLM.from_pretrained(args.teacher, dtype=torch.float32, trust_remote_code=False).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.teacher, trust_remote_code=False)
     started = time.monotonic()
     model, curve = distil(teacher, tokenizer, args.data.read_text(), args)
     seconds = time.monotonic() - started

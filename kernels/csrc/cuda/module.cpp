@@ -27,13 +27,13 @@ inline auto fields(PlanUse& x) { return std::tie(x.sequences, x.groups, x.decode
 // Where a step's inputs are unpacked to.
 struct StepPlaces {
   int64_t *token_ids, *positions, *slots;
-  int32_t *block_tables, *context_lens, *query_start, *groups, *prefix_lens;
+  int32_t *block_tables, *context_lens, *query_start, *groups, *prefix_lens, *row_context;
   int64_t* sample_rows;
   StepSample* samples;
 };
 inline auto fields(StepPlaces& x) {
   return std::tie(x.token_ids, x.positions, x.slots, x.block_tables, x.context_lens, x.query_start, x.groups, x.prefix_lens,
-                  x.sample_rows, x.samples);
+                  x.row_context, x.sample_rows, x.samples);
 }
 
 }  // namespace octavo
@@ -192,6 +192,7 @@ void define_sampling(py::module_& m) {
     a.sequences = sequences, a.block_size = block_size;
     a.token_ids = to.token_ids, a.positions = to.positions, a.slots = to.slots, a.block_tables = to.block_tables;
     a.context_lens = to.context_lens, a.query_start = to.query_start, a.groups = to.groups, a.prefix_lens = to.prefix_lens;
+    a.row_context = to.row_context;
     a.sample_rows = to.sample_rows, a.samples = to.samples;
     check("unpack_step", unpack_step(a, stream_at(stream)));
   });

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand
 
 from octavo.cli import batch, demo, doctor, jobs, prefix, run, top, up, workers
+from octavo.cli.console import counted
 
 GROUP = "octavo.commands"
 
@@ -34,7 +37,28 @@ def build_app() -> typer.Typer:
         # Only the command that was asked for is imported: `octavo run` must not pay for the worker's libraries.
         if point.name in sys.argv[1:2] or sys.argv[1:2] in ([], ["-h"], ["--help"]):
             _add(app, point)
+    _never_repeat(app)
     return app
+
+
+class _Command(TyperCommand):
+    """A command that does not repeat arguments which it has no place for: behind a blank in the wrong place stands a
+    key, or an address with its password."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        takes_more, ctx.allow_extra_args = ctx.allow_extra_args, True
+        left = super().parse_args(ctx, args)
+        if ctx.args and not takes_more:
+            ctx.fail(f"{counted(len(ctx.args), 'argument')} more than there is a place for; quote what has blanks")
+        return left
+
+
+def _never_repeat(app: typer.Typer) -> None:
+    for command in app.registered_commands:
+        command.cls = _Command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _never_repeat(group.typer_instance)
 
 
 def _add(app: typer.Typer, point: EntryPoint) -> None:

@@ -251,7 +251,7 @@ def _weights(model: str, quantization: str | None) -> tuple[Finding | None, dict
 def _kv_dtype(config: Path) -> str:
     """The KV cache's type that a worker with this environment would take. Raises ValueError for a config that is no
     JSON."""
-    described = json.loads(config.read_text())
+    described = json.loads(config.read_bytes())
     for name in (os.environ.get("OCTAVO_KV_DTYPE"), os.environ.get("OCTAVO_DTYPE")):
         if name and name != "auto":
             return name

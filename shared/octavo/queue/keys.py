@@ -9,9 +9,11 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_LATEST = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 class JobHash(StrEnum):
@@ -156,3 +158,14 @@ def cell_of(job_id: str) -> Keys:
     if any(c not in _CROCKFORD for c in job_id[4:]):
         raise ValueError(f"{job_id!r} is not a job id")
     return Keys(int(job_id[1:3]))
+
+
+def submitted_at(job_id: str) -> datetime:
+    """The time at which a job got its id, in UTC: the same at every attempt, also if the job is submitted again because
+    its server forgot it. Raises ValueError for anything that is not a job id."""
+    cell_of(job_id)
+    milliseconds = 0
+    for letter in job_id[4:14]:  # a ULID's first 50 bits; the others are random
+        milliseconds = milliseconds << 5 | _CROCKFORD.index(letter)
+    epoch = datetime.fromtimestamp(0, UTC)
+    return epoch + min(timedelta(milliseconds=milliseconds), _LATEST - epoch)

@@ -73,7 +73,7 @@ class Service:
             "OCTAVO_DEVICES": "",
         }
         devices = device_groups(gpus(), plan.tensor_parallel)
-        python = [sys.executable, "-m"]
+        python = [sys.executable, "-P", "-m"]  # without the folder that it was started in
         self.gateway = Child(
             "gateway", [*python, "octavo_gateway"], shared | gateway, log=log, on_exit=self._events.put
         )

@@ -27,6 +27,7 @@ from generated_schemas import SCHEMAS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from proposers import AnswerBook, speculate
+from tiers import examples
 
 from octavo.dialects.grammar.grammars import Grammar, GrammarError
 from octavo_worker.contract.messages import AddRequest, BeamOptions
@@ -101,6 +102,7 @@ def mixed() -> list[AddRequest]:
     ]
 
 
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0, None])
 @pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
 def test_no_token_tells_of_drafts(device: type[FakeRunner], right: float | None) -> None:
@@ -132,7 +134,7 @@ def test_steps_that_fail_leave_the_others_in_step() -> None:
     check(driver, *going)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
 @given(
     drawn=st.lists(st.tuples(SCHEMAS, st.integers(1, 3)), min_size=1, max_size=4),
     seed=st.integers(0, 2**32),
@@ -148,7 +150,7 @@ def test_any_schema_with_any_guesses(drawn: list[tuple[Any, int]], seed: int, ri
 
 
 @given(cut=st.integers(0, 25), right=st.sampled_from([0.5, 1.0]))
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 def test_a_takeover_amid_a_window_goes_on_as_if_nothing_had_happened(cut: int, right: float) -> None:
     tokens, reason = expected(followed("a", PERSON), 0)
     heir = followed("a", PERSON, published={0: tokens[: min(cut, len(tokens) - 1)]})

@@ -42,6 +42,7 @@ def by_model(most: int = 4, costs: StepCosts = FREE) -> Speculation:
     return Speculation(ModelProposer(), costs, most)
 
 
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("device", [Guessing, GuessingLate, GuessingAndFailing])
 def test_no_token_tells_of_a_runner_that_guesses(device: type[Guessing], memory: str) -> None:

@@ -12,6 +12,7 @@ from fake_runner import DelayedRunner, FailingRunner, FakeRunner, score
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from proposers import AnswerBook, speculate
+from tiers import examples
 from workloads import MixedPolicy, run_workload
 
 from octavo_worker.memory.cost import PreemptionPolicy
@@ -29,6 +30,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0, None])
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("device", [FakeRunner, DelayedRunner, FailingRunner])
@@ -50,7 +52,7 @@ def test_no_token_tells_of_drafts(device: type[FakeRunner], memory: str, right: 
     assert preemptions > 0 or memory == "ample"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
     right=st.sampled_from([0.0, 0.5, 0.8, 1.0, None]),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import redis.asyncio
@@ -13,6 +14,7 @@ from redis.exceptions import RedisError
 
 from octavo.queue.calls import Call, run
 from octavo.queue.connection import is_final
+from octavo.queue.keys import submitted_at
 from octavo.queue.protocol import Cell, Claims, HeartbeatReply, Parting, Unreadable
 from octavo.queue.streams import read_stream
 from octavo.terms.errors import MalformedMessage
@@ -232,10 +234,8 @@ class Agent:
     async def _encode(self, job: ActiveJob) -> None:
         request, limits = job.claim.request, self._limits
         assert limits is not None
-        if sum(map(len, request.prompt_texts)) > _LONG_TEXT:
-            prompt = await asyncio.to_thread(self._prompts.encode, request)
-        else:
-            prompt = self._prompts.encode(request)
+        encode = partial(self._prompts.encode, request, at=submitted_at(job.claim.job_id))
+        prompt = await asyncio.to_thread(encode) if sum(map(len, request.prompt_texts)) > _LONG_TEXT else encode()
         check_ids(prompt.ids, request=request, max_model_len=limits.max_model_len, vocab_size=limits.vocab_size)
         job.begin(
             prompt,

@@ -50,11 +50,12 @@ def files_digest(folder: Path, *, load_format: str, seed: int) -> bytes:
     return digest.digest()
 
 
-def served_digest(files: bytes, numerics: str) -> str:
-    """Digest that a worker announces: of its files, and how it computes with them (instruction set or GPU, types of the
-    weights and the cache, what follows grammars)."""
-    digest = hashlib.sha256()
-    _add(digest, files, numerics.encode())
+def served_digest(files: bytes, numerics: str, grammars: str = "", *, max_model_len: int | None = None) -> str:
+    """Digest that a worker announces: of its files, and what it does with them: how it computes (instruction set or
+    GPU, types of the weights and the cache), what follows grammars, and where texts end if it was told another length
+    than the model's own."""
+    digest, context = hashlib.sha256(), "" if max_model_len is None else f"context {max_model_len}"
+    _add(digest, files, " ".join(filter(None, (numerics, grammars, context))).encode())
     return digest.hexdigest()[:32]
 
 

@@ -69,7 +69,8 @@ async def serve(options: WorkerOptions, *, engine_command: Sequence[str] | None 
     except ModelNotFound as error:
         raise WorkerFailed(str(error)) from error
     engine_options = msgspec.structs.replace(options.engine, model=str(folder)).to_json()
-    command = engine_command or [sys.executable, "-m", ENGINE_PROGRAM, "--options", engine_options]
+    program = [sys.executable, "-P", "-m", ENGINE_PROGRAM]  # -P: not from the folder that it was started in
+    command = engine_command or [*program, "--options", engine_options]
     engine = await EngineProcess.start(command)  # it loads while the tokenizer does
     try:
         prompts = await asyncio.to_thread(Prompts, folder)
@@ -215,9 +216,9 @@ class Supervisor:
                     raise EOFError
                 assert isinstance(ready, Ready)
                 was_ready = True
-                await self._serve_engine(
-                    engine, ready, served_digest(await _read(reading), f"{ready.numerics} {ready.grammars}".strip())
-                )
+                length = self._options.engine.max_model_len
+                digest = served_digest(await _read(reading), ready.numerics, ready.grammars, max_model_len=length)
+                await self._serve_engine(engine, ready, digest)
             except EOFError:
                 self._pins.detach()
                 await self._agent.detach(crashed=await engine.crashed())

@@ -92,18 +92,10 @@ def online_format(
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """As transformers reads it. Raises `UnsupportedModel` where transformers cannot."""
-    from transformers import AutoConfig
+    """As transformers reads it. Raises `UnsupportedModel`."""
+    from octavo_worker.model.library import library_config  # brings transformers, which takes seconds
 
-    try:
-        config: ModelConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # classes of configs check their values, each in its own way
-        reason = f"{type(error).__name__}: {error}"
-        raise UnsupportedModel(
-            f"transformers cannot read {folder / 'config.json'} ({reason}); it must be that of a text model that the "
-            "installed transformers knows."
-        ) from error
-    return config
+    return library_config(folder)
 
 
 def context_length(asked: int | None, config: ModelConfig) -> int:

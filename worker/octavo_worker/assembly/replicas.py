@@ -72,7 +72,7 @@ class Replicas:
     def __init__(self, environments: list[dict[str, str]], log: ServiceLog, grace_s: float) -> None:
         self._events: queue.SimpleQueue[Child] = queue.SimpleQueue()
         self._log, self._grace_s = log, grace_s
-        command = [sys.executable, "-m", "octavo_worker"]
+        command = [sys.executable, "-P", "-m", "octavo_worker"]
         self.workers = [
             Child(f"worker-{number}", command, environment, log=log, on_exit=self._events.put)
             for number, environment in enumerate(environments, 1)

@@ -7,7 +7,6 @@ point or a broken kernel at once, where perplexity hardly moves.
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.files import read_json, read_text
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.batch import Batch, ragged_batch
@@ -156,7 +156,7 @@ def windows_of(text: str, folders: Sequence[Path], tokens: int, context: int) ->
     that differ."""
     if missing := [folder for folder in folders if not (folder / "tokenizer.json").is_file()]:
         raise Mismatch(f"{missing[0]} has no tokenizer.json to read --text with; without --text the model samples one")
-    first, *others = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in folders)
+    first, *others = (Tokenizer.from_str(read_text(folder / "tokenizer.json")) for folder in folders)
     ids: list[int] = first.encode(text, add_special_tokens=False).ids
     if any(other.encode(text, add_special_tokens=False).ids != ids for other in others):
         raise Mismatch("the tokenizers of the two models read the text differently; compare two forms of one model")
@@ -173,7 +173,7 @@ def _special_tokens(folder: Path) -> tuple[int, list[int]]:
     stated: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json"):
         if (folder / name).is_file():
-            stated |= json.loads((folder / name).read_text(encoding="utf-8"))
+            stated |= read_json(folder / name)
     ends = stated.get("eos_token_id")
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     begin = stated.get("bos_token_id")

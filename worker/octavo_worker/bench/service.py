@@ -169,8 +169,8 @@ def service(model: Path, flags: list[str]) -> Iterator[ServiceBench]:
         port = _free_port()
         environment = os.environ | {"REDIS_URL": server.url, "OCTAVO_LOG_LEVEL": "warning"}
         commands = {
-            "gateway": ["-m", "octavo_gateway", "--port", str(port)],
-            "agent": ["-m", "octavo_worker", "--model", str(model), *flags],
+            "gateway": ["-P", "-m", "octavo_gateway", "--port", str(port)],
+            "agent": ["-P", "-m", "octavo_worker", "--model", str(model), *flags],
         }
         processes = {"server": psutil.Process(server.pid)}
         children = []

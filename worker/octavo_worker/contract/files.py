@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-INDEX = "model.safetensors.index.json"
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 BUNDLED = ("demo", "demo-draft")
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
 
 class ModelNotFound(ValueError):
     """No such folder, no such model on the hub, or no way to get at it."""
+
+
+class DamagedFile(ValueError):
+    """A file of a model that is not what its name says. The message names it and the next step."""
 
 
 def model_folder(model: str) -> Path:
@@ -37,12 +41,24 @@ def served_name(model: str) -> str:
 
 def tensor_files(folder: Path) -> list[Path]:
     """The safetensors files that make up the model, there or not, by name. Others beside them are adapters and other
-    forms of the same."""
-    if (folder / INDEX).is_file():
-        names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        return [folder / name for name in sorted(set(names.values()))]
-    whole = folder / "model.safetensors"
+    forms of the same. Raises `DamagedFile`."""
+    if (places := indexed(folder)) is not None:
+        return sorted(set(places.values()))
+    whole = folder / WHOLE
     return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def indexed(folder: Path) -> dict[str, Path] | None:
+    """The file of each tensor by the folder's index. None without one, or if the model lies in one file which the index
+    does not name: as in transformers, that goes before it. Raises `DamagedFile`."""
+    if not (folder / INDEX).is_file():
+        return None
+    places = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise DamagedFile(f"{folder / INDEX} has no weight_map of tensors and files; download it again.")
+    if (folder / WHOLE).is_file() and WHOLE not in places.values():
+        return None
+    return {tensor: folder / name for tensor, name in places.items()}
 
 
 def end_ids(folder: Path) -> tuple[int, ...]:
@@ -55,8 +71,19 @@ def end_ids(folder: Path) -> tuple[int, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, empty if there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """The object in a file, in whatever form of Unicode; empty if there is none. Raises `DamagedFile`."""
+    try:
+        value = json.loads(path.read_bytes()) if path.exists() else {}
+    except ValueError as error:
+        raise DamagedFile(f"{path} is no JSON ({error}); download it again.") from error
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{path} is no JSON object; download it again.")
+    return value
+
+
+def read_text(path: Path) -> str:
+    """Text without the byte order mark that editors write."""
+    return path.read_text(encoding="utf-8-sig")
 
 
 def _from_hub(model: str) -> Path:

@@ -101,7 +101,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     `candidates`.
 
     `prompt_logprobs` asks for log-probabilities of the tokens that follow each computed position inside the prompt
-    (`targets[i]` is the token after position `start + i`).
+    (`targets[i]` is the token after position `start + i`). `row_context` is what its rows have beside their hidden
+    states, such as the number of an adapter: the same for all steps of a run; 0 is none.
     """
 
     tokens: Sequence[int]
@@ -113,6 +114,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     follows: int | None = None
     prompt_logprobs: int | None = None
     targets: Sequence[int] = ()
+    row_context: int = 0
 
     @property
     def end(self) -> int:

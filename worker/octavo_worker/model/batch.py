@@ -17,7 +17,8 @@ from octavo_worker.model.stage import Stage
 @dataclass(slots=True)
 class Batch:
     """T tokens of S sequences. int64: `token_ids[T]`, `positions[T]`, `slots[T]` (where K and V go); int32:
-    `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`. On CUDA: `plans` are
+    `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`, `row_context[T]` (the
+    `SequenceStep`'s; None in batches of drafts). On CUDA: `plans` are
     what the layers of each sliding window share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
     equal leading blocks, and with a `stage` attention reads each layer there instead of in the cache."""
 
@@ -27,6 +28,7 @@ class Batch:
     block_tables: Tensor
     context_lens: Tensor
     query_start: Tensor
+    row_context: Tensor | None = None
     plans: dict[int, AttentionPlan] = field(default_factory=dict)
     groups: Tensor | None = None
     prefix_lens: Tensor | None = None
@@ -59,6 +61,7 @@ def ragged_batch(sequences: Sequence[SequenceStep], block_size: int, vocab_size:
         block_tables=torch.from_numpy(block_tables),
         context_lens=torch.from_numpy(context_lens.astype(np.int32)),
         query_start=torch.from_numpy(query_start),
+        row_context=torch.from_numpy(np.array([s.row_context for s in sequences], np.int32)[owner]),
     )
 
 

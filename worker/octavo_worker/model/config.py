@@ -248,23 +248,27 @@ def _gemma(config: ModelConfig, max_model_len: int | None, **differences: Any) -
     )
 
 
-def _gemma2(config: ModelConfig, max_model_len: int | None, **differences: Any) -> DecoderConfig:
+def _gemma2(config: ModelConfig, max_model_len: int | None) -> DecoderConfig:
+    return _post_normed_gemma(config, max_model_len, softcap=config.attn_logit_softcapping or 0.0)
+
+
+def _post_normed_gemma(config: ModelConfig, max_model_len: int | None, **differences: Any) -> DecoderConfig:
     return _gemma(
         config,
         max_model_len,
         family="gemma2",
         post_norm=True,
         scale=config.query_pre_attn_scalar**-0.5,
-        softcap=config.attn_logit_softcapping or 0.0,
         logits_softcap=config.final_logit_softcapping or 0.0,
         **differences,
     )
 
 
 def _gemma3(config: ModelConfig, max_model_len: int | None) -> DecoderConfig:
+    """As in transformers, without the cap of scores that its config may state."""
     scale = config.query_pre_attn_scalar**-0.5
     kinds = zip(config.layer_types, _windows(config), strict=True)
-    return _gemma2(
+    return _post_normed_gemma(
         config,
         max_model_len,
         qk_norm="head",

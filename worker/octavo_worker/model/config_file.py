@@ -5,10 +5,11 @@ Files that rely on defaults of transformers' class, and all other families, are 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from octavo_worker.contract.files import DamagedFile, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -57,10 +58,10 @@ class FileConfig(SimpleNamespace):
 def read_file(folder: Path) -> FileConfig | None:
     """None if transformers must read it."""
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (ValueError, OSError):
+        values = read_json(folder / "config.json")
+    except (DamagedFile, OSError):
         return None
-    if not isinstance(values, dict) or not _states_all(values):
+    if not _states_all(values):
         return None
     rope = _rope(values)
     if rope is None:

@@ -79,6 +79,7 @@ class Decoder:
         self.uniform = uniform
         self.factors = ""
         self.forms = frozenset[str]().union(*(linear.forms for linear in layers.linears))
+        self.reads_context = any(linear.reads_context for linear in layers.linears)
         self.dtype = layers.embed.dtype
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size
@@ -114,6 +115,7 @@ class Decoder:
         if needed > len(self.buffers.hidden):
             self.buffers = Buffers.allocate(self.config, needed, self.dtype, self.device)
         b = self.buffers.first(tokens)
+        b.row_context = batch.row_context if self.reads_context else None
         x = self._embed(batch, b)
         *blocks, last = self._blocks
         for number, block in enumerate(blocks):

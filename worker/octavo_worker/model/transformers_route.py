@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from octavo_kernels import ops
 from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.model.batch import Batch
+from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.errors import NEXT, CheckpointError, UnsupportedModel
+from octavo_worker.model.library import drawn_model, filled_model
 from octavo_worker.model.substitutes import RowByRow, substitute
 from octavo_worker.model.transfer import dtype_name
 from octavo_worker.ranks.group import Group
@@ -170,17 +172,9 @@ def load_transformers(
         if dummy_seed is not None:
             torch.manual_seed(dummy_seed)
             with device:  # a mixture's experts take minutes on a CPU
-                model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **ways)
+                model = drawn_model(config, **ways)
         else:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                **ways,
-            )
-            model, report = loaded
+            model, report = filled_model(config, Checkpoint.open(folder).tensors(), **ways)
             _check_report(report)
     except KeyError as error:  # the lookup of our attention's name
         raise UnsupportedModel(

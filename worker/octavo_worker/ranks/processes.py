@@ -141,7 +141,7 @@ def _start(options: ModelOptions, index: int, memory: int) -> RankProcess:
     with theirs:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "octavo_worker.assembly.rank_process"),
+                *(sys.executable, "-P", "-m", "octavo_worker.assembly.rank_process"),
                 *("--rank", str(index), "--fd", str(theirs.fileno()), "--memory", str(memory)),
                 *("--options", options.to_json()),
             ],

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
     if (thread == 0) {
       const int token = header.tokens + i - header.sequences;
       a.context_lens[i] = 0, a.query_start[i + 1] = token + 1, a.groups[i] = -1, a.prefix_lens[i] = 0;
-      a.token_ids[token] = a.positions[token] = 0, a.slots[token] = -1;
+      a.token_ids[token] = a.positions[token] = 0, a.slots[token] = -1, a.row_context[token] = 0;
     }
     return;
   }
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
     const int position = q.context - q.queries + t;
     const int at = q.query_start + t;
     a.token_ids[at] = token;
-    a.positions[at] = position;
+    a.positions[at] = position, a.row_context[at] = q.row_context;
     a.slots[at] = int64_t(mine[position / a.block_size]) * a.block_size + position % a.block_size;
   }
 }

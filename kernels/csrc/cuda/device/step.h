@@ -15,7 +15,7 @@ struct StepArgs {
   int sequences;  // with padding
   int block_size;
   int64_t *token_ids, *positions, *slots;
-  int32_t *block_tables, *context_lens, *query_start, *groups, *prefix_lens;  // block_tables has the rows' stride, too
+  int32_t *block_tables, *context_lens, *query_start, *groups, *prefix_lens, *row_context;  // block_tables has the rows' stride, too
   int64_t* sample_rows;
   StepSample* samples;
 };

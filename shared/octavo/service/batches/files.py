@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import json
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from octavo.service.batches.lines import ID_PREFIX, BatchLine
 from octavo.service.console import err
+from octavo.terms import text_files
 from octavo.terms.errors import OctavoError
 
 
@@ -24,26 +23,13 @@ class BatchFileError(OctavoError):
 _BEGINNING = f'{{"id": "{ID_PREFIX}'
 """Beginning of every answer as it is written."""
 
-_BYTE_ORDER_MARKS = (  # that of UTF-32 begins like that of UTF-16
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file. Raises `BatchFileError` for a file that is no text."""
     try:
-        data = path.read_bytes()
-        encoding = next((name for mark, name in _BYTE_ORDER_MARKS if data.startswith(mark)), "utf-8")
-        text = data.decode(encoding)
-    except OSError as error:
-        raise BatchFileError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise BatchFileError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from None
-    # U+2028 ends no line. Files that were joined have a byte order mark in the middle.
-    return [line.strip("\ufeff \t") for line in re.split("\r\n|\r|\n", text)]
+        return text_files.read_lines(path)
+    except ValueError as error:
+        raise BatchFileError(str(error)) from None
 
 
 def keep_answers(target: Path, lines: Sequence[BatchLine]) -> set[str]:

@@ -33,7 +33,9 @@ def forms() -> dict[str, Form]:
 
 def decompressed(folder: Path) -> dict[str, torch.Tensor]:
     """Weights of the quantised modules by that release of compressed-tensors."""
-    described = QuantizationConfig.model_validate(LlamaConfig.from_pretrained(folder).quantization_config)
+    described = QuantizationConfig.model_validate(
+        LlamaConfig.from_pretrained(folder, trust_remote_code=False).quantization_config
+    )
     (scheme,) = described.config_groups.values()
     compressor = BaseCompressor.load_from_registry(described.format, config=described)
     stored = load_file(folder / "model.safetensors")

@@ -96,7 +96,7 @@ def quantise(form: Form, folder: Path) -> None:
 
 def decompressed(folder: Path) -> dict[str, torch.Tensor]:
     """Weights of the quantised modules by compressed-tensors."""
-    config = LlamaConfig.from_pretrained(folder)
+    config = LlamaConfig.from_pretrained(folder, trust_remote_code=False)
     described = QuantizationConfig.model_validate(config.quantization_config)
     with torch.device("meta"):
         model = LlamaForCausalLM(config)

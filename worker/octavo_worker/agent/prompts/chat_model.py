@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from octavo_worker.agent.prompts.answer_form import AnswerForm
 from octavo_worker.agent.prompts.fence import Piece
 from octavo_worker.agent.prompts.template import ChatTemplate
 from octavo_worker.agent.prompts.tool_grammar import ModelTokens, answer_grammar
-from octavo_worker.contract.files import end_ids, read_json
+from octavo_worker.contract.files import end_ids, read_json, read_text
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _LOOKS_LIKE_A_MARKER = re.compile(r"[<\[|].*[>\]|]")
@@ -70,11 +71,11 @@ class ChatModel:
         with_tools = sources.get("tool_use", plain)
         return cls(plain, with_tools, tokenizer=tokenizer, variables=variables, end_ids=end_ids(folder))
 
-    def render(self, request: JobRequest) -> list[Piece]:
-        """The prompt of a request with messages. Raises TemplateFailed."""
+    def render(self, request: JobRequest, at: datetime) -> list[Piece]:
+        """The prompt of a request with messages, at a moment. Raises TemplateFailed."""
         tools = request.offered_tools
         template = self._with_tools if tools else self._plain
-        return template.render(request.messages or (), tools=tools, arguments=request.chat_template_kwargs)
+        return template.render(request.messages or (), at=at, tools=tools, arguments=request.chat_template_kwargs)
 
     def answer_form(self, request: JobRequest, prompt: Sequence[Piece]) -> AnswerForm:
         """How the answer to a prompt is written."""
@@ -118,9 +119,9 @@ def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     found = config.get("chat_template") or found
     sources = {"default": found} if isinstance(found, str) else dict(_named(found or ()))
     if (folder / "chat_template.jinja").exists():
-        sources["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        sources["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        sources[path.stem] = path.read_text(encoding="utf-8")
+        sources[path.stem] = read_text(path)
     return sources
 
 

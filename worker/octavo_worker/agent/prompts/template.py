@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -39,6 +40,8 @@ _PROBES: dict[Role, tuple[tuple[tuple[Message, ...], tuple[Message, ...]], ...]]
 }
 """The messages before and after one of each role in conversations that templates accept. Each role stands below those
 that it needs."""
+_PROBED_AT = datetime(2024, 7, 26, tzinfo=UTC)
+"""A template's form is found at one time whenever a worker starts."""
 
 
 class TemplateFailed(ValueError):
@@ -69,8 +72,10 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **layout)
 
 
-def _now(layout: str) -> str:
-    return datetime.now().strftime(layout)
+def _strftime(moment: datetime, layout: str) -> str:
+    """The C library takes a moment for one of the machine's time zone where it counts its seconds (%s)."""
+    seconds = str(int(moment.timestamp()))
+    return moment.strftime(re.sub("%[%s]", lambda found: seconds if found[0] == "%s" else found[0], layout))
 
 
 class ChatTemplate:
@@ -81,6 +86,9 @@ class ChatTemplate:
 
     What form of messages it takes is tried, not read off the source, which may hide a walk over parts in a filter, a
     macro or a variable.
+
+    A prompt is a function of what is given and of the files of the model, so that each attempt of a job renders the
+    same: the clock is that of the job, in UTC, and nothing is random.
     """
 
     def __init__(self, source: str, *, special: Iterable[str], variables: Mapping[str, str]) -> None:
@@ -88,7 +96,8 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _tojson
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_now)
+        environment.globals["raise_exception"] = _raise_exception
+        del environment.globals["lipsum"], environment.filters["random"]
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -104,10 +113,11 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
+        at: datetime,
         tools: Sequence[Tool] = (),
         arguments: Mapping[str, Any] | None = None,
     ) -> list[Piece]:
-        """The prompt, ending where the assistant's answer begins, in pieces that concatenate to the whole.
+        """The prompt at a moment, ending where the assistant's answer begins, in pieces that concatenate to the whole.
 
         Nothing of the messages, tools and `arguments` becomes a control token. Raises TemplateFailed.
         """
@@ -119,7 +129,7 @@ class ChatTemplate:
             fence = Fence(self._special, _texts(given))
         except NoFence as error:
             raise TemplateFailed(str(error)) from None
-        pieces = fence.split(self._text(fence.guard(given)))
+        pieces = fence.split(self._text(fence.guard(given), at))
         self._check_nothing_vanished(messages, "".join(piece for piece, _ in pieces))
         return pieces
 
@@ -136,11 +146,10 @@ class ChatTemplate:
                     f"the model's chat template leaves out messages of the role {message.role}: send them as the user's"
                 )
 
-    def _text(self, given: Mapping[str, Any]) -> str:
+    def _text(self, given: Mapping[str, Any], at: datetime) -> str:
+        ours = {**self._variables, "add_generation_prompt": True, "strftime_now": partial(_strftime, at)}
         try:
-            return self._template.render(
-                **{"documents": None, **given, **self._variables, "add_generation_prompt": True}
-            )
+            return self._template.render(**{"documents": None, **given, **ours})
         except TemplateFailed:
             raise
         except Exception as error:  # a template may fail in any way that Python can
@@ -170,7 +179,7 @@ class ChatTemplate:
     def _tried(self, messages: Sequence[Message], form: TurnForm, *, tools: Sequence[Tool] = ()) -> str:
         """A prompt, empty if the template refuses."""
         try:
-            return self._text({"messages": form.turns(messages), "tools": described(tools)})
+            return self._text({"messages": form.turns(messages), "tools": described(tools)}, _PROBED_AT)
         except TemplateFailed:
             return ""
 

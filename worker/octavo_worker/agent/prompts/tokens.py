@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from octavo.terms.conversation import Message
 from octavo.terms.messages import JobError
@@ -19,7 +21,7 @@ from octavo_worker.agent.prompts.fence import Piece
 from octavo_worker.agent.prompts.template import TemplateFailed
 from octavo_worker.agent.prompts.tool_grammar import NoToolGrammar
 from octavo_worker.agent.prompts.vocabulary import TokenBytes
-from octavo_worker.contract.files import end_ids
+from octavo_worker.contract.files import end_ids, read_text
 
 _USERS_SAY = ("0", "z", "\n")  # continuations of a prefix: tokens common to all do not depend on it
 
@@ -45,22 +47,25 @@ class Prompts:
         self._bytes: TokenBytes | None = None
         self._chat: ChatModel | None = None
         if (folder / "tokenizer.json").exists():
-            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            self._literal = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            described = read_text(folder / "tokenizer.json")
+            self.tokenizer, self._literal = Tokenizer.from_str(described), Tokenizer.from_str(described)
             self._literal.encode_special_tokens = True
             for tokenizer in (self.tokenizer, self._literal):  # training leftovers: a prompt is never cut or padded
                 tokenizer.no_truncation()
                 tokenizer.no_padding()
+                if isinstance(tokenizer.model, BPE):
+                    tokenizer.model.dropout = None  # nor are merges left out by chance
             self._bytes = TokenBytes(self.tokenizer)
             self._added = set(self.tokenizer.get_added_tokens_decoder())
             self._chat = ChatModel.of_folder(folder, self.tokenizer)
         self.end_ids = end_ids(folder)
 
-    def encode(self, request: JobRequest) -> EncodedPrompt:
-        """Token ids of the job's prompt; one id is at least there. Raises PromptRejected."""
+    def encode(self, request: JobRequest, *, at: datetime | None = None) -> EncodedPrompt:
+        """Token ids of the job's prompt; one id is at least there. `at`, by default now, is what a chat template takes
+        for the time: with it the same request gives the same ids. Raises PromptRejected."""
         form, grammar = AnswerForm(), request.grammar
         if request.messages is not None:
-            pieces = self._rendered(request)
+            pieces = self._rendered(request, at or datetime.now(UTC))
             ids, param = self._encode_pieces(pieces), "messages"
             if request.is_parsed and self._chat is not None:
                 form = self._chat.answer_form(request, pieces)
@@ -79,10 +84,8 @@ class Prompts:
         if pin.system is not None:
             system = Message(role="system", content=pin.system)
             asked = [(system, Message(role="user", content=said)) for said in _USERS_SAY]
-            prompts = [
-                self._encode_pieces(self._rendered(JobRequest(model=pin.model, messages=messages)))
-                for messages in asked
-            ]
+            requests, now = [JobRequest(model=pin.model, messages=messages) for messages in asked], datetime.now(UTC)
+            prompts = [self._encode_pieces(self._rendered(request, now)) for request in requests]
         elif isinstance(pin.prompt, str):
             prompts = [self._encode_text(pin.prompt + said, True) for said in _USERS_SAY]
         else:
@@ -116,7 +119,7 @@ class Prompts:
             )
         return self._literal.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def _rendered(self, request: JobRequest) -> list[Piece]:
+    def _rendered(self, request: JobRequest, at: datetime) -> list[Piece]:
         if self.tokenizer is None:
             raise PromptRejected(
                 "no_tokenizer", "this model has no tokenizer: send a prompt as a list of token ids instead", "messages"
@@ -126,7 +129,7 @@ class Prompts:
                 "no_chat_template", "this model has no chat template: send a prompt instead", "messages"
             )
         try:
-            return self._chat.render(request)
+            return self._chat.render(request, at)
         except TemplateFailed as error:
             raise PromptRejected("invalid_messages", str(error), error.param) from error
 

@@ -63,7 +63,7 @@ class Vocabulary:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise GrammarError(f"no grammar can be followed: {folder.name} has no tokenizer.json")
-        return cls(path.read_text(encoding="utf-8"), rows=rows, stop_ids=stop_ids)
+        return cls(path.read_text(encoding="utf-8-sig"), rows=rows, stop_ids=stop_ids)
 
     def is_free(self, token: int) -> bool:
         """True if a token may come where no grammar holds yet: it has a text, and it does not end the sequence."""

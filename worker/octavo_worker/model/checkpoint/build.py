@@ -43,11 +43,11 @@ class _Builder:
         self.config, self.reader, self.form, self.split = config, reader, form, split
         self.shards = None if split is None else split.shards
         self.names = names = NAMES[config.family]
-        self.root = reader.source.prefix(names.prefixes, f"{names.embed}.weight")
+        self.root = reader.source.prefix(names.prefixes, f"{names.final_norm}.weight")
 
     def layers(self) -> DecoderLayers:
         c, names = self.config, self.names
-        embed = self._table(f"{self.root}{names.embed}", c.vocab_size)
+        embed = self._table(self._embedding(), c.vocab_size)
         learned = c.position_offset is not None
         positions = c.max_position + (c.position_offset or 0)
         learned_table = self._table(f"{self.root}{names.positions}", positions) if learned else None
@@ -62,11 +62,16 @@ class _Builder:
             head = Dense(table, products=self.reader.products)
         return DecoderLayers(embed, learned_table, AddNorm(norms[0]), blocks, head)
 
+    def _embedding(self) -> str:
+        """The table's name, which is the head's where that is the only one of two tied ones that is stored."""
+        own, head, source = f"{self.root}{self.names.embed}", self.names.head, self.reader.source
+        return head if self.config.tied and not source.under(own) and source.under(head) else own
+
     def _head(self) -> Linear | None:
         """None: it is the embedding. Some checkpoints say so and have a head all the same, mostly a copy; one that
         differs counts."""
         name = self.names.head
-        if self.config.tied and not self.reader.source.under(name):
+        if self.config.tied and (self._embedding() == name or not self.reader.source.under(name)):
             return None
         held = self.shards and self.shards.head()
         matrix = Matrix([name], [self.config.vocab_size], self.config.hidden_size, held=held)

@@ -13,7 +13,7 @@ class Names:
     them stacked. `prefixes` are tried in turn. `transposed` matrices are stored `[in, out]`.
     """
 
-    prefixes: tuple[str, ...] = ("model.",)
+    prefixes: tuple[str, ...] = ("model.", "")
     embed: str = "embed_tokens"
     positions: str = "embed_positions"
     final_norm: str = "norm"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from octavo_kernels.weights import DTYPES, PER_BYTE, Codes, QuantisedWeight, Scheme, values
-from octavo_worker.contract.files import INDEX, tensor_files
+from octavo_worker.contract.files import INDEX, DamagedFile, indexed, tensor_files
 from octavo_worker.model.checkpoint.header import CONVERTED, KINDS, Place, read_header
 from octavo_worker.model.errors import CheckpointError
 
@@ -99,17 +98,17 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """The checkpoint in `folder`. Raises `CheckpointError` for files or tensors that its index lacks or names in
         vain."""
-        paths = tensor_files(folder)
+        try:
+            paths, files = tensor_files(folder), indexed(folder)
+        except DamagedFile as error:
+            raise CheckpointError(str(error)) from error
         if not paths:
             raise CheckpointError(_no_safetensors(folder))
         if absent := [file.name for file in paths if not file.is_file()]:
             raise CheckpointError(f"{folder}: {INDEX} names files that are not there: {', '.join(absent)}.")
         headers = {file: read_header(file) for file in paths}
-        if (folder / INDEX).is_file():
-            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-            files = {name: folder / file for name, file in index.items()}
-        else:
-            files = {name: file for file, header in headers.items() for name in header}
+        if files is None:
+            files = _files_of(folder, headers)
         if lost := [name for name, file in files.items() if name not in headers[file]]:
             raise CheckpointError(
                 f"{folder}: {INDEX} names {lost[0]!r} in {files[lost[0]].name}, which has no such tensor."
@@ -125,9 +124,17 @@ class Checkpoint:
         return modules
 
     def prefix(self, candidates: Sequence[str], marker: str) -> str:
+        """The candidate that the names of tensors begin with. Raises `CheckpointError` for names of a larger model."""
         for candidate in candidates:
             if f"{candidate}{marker}" in self.files:
                 return candidate
+        for ending in (f"{candidates[0]}{marker}", marker):
+            if inside := [name for name in self.files if name.endswith(f".{ending}")]:
+                raise CheckpointError(
+                    f"the checkpoint's tensors have other names: {inside[0]!r} where {candidates[0] + marker!r} is "
+                    "expected. It is that of a larger model, or of other code; save the text model by itself, by "
+                    "transformers' save_pretrained, and serve that folder."
+                )
         return candidates[0]
 
     def under(self, name: str) -> Mapping[str, Place]:
@@ -135,15 +142,23 @@ class Checkpoint:
 
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         self._check(name, target, transposed, cut)
+        handle = self._handle(name)
+        self.unread.discard(name)
+        if cut is not None:
+            _read_cut(handle.get_slice(name), target, transposed, cut)
+            return
+        tensor = handle.get_tensor(name)
+        target.copy_(tensor.T if transposed else tensor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them by name, as pages of their files, which are read as they are used."""
+        return {name: self._handle(name).get_tensor(name) for name in self.files}
+
+    def _handle(self, name: str) -> safe_open:
         file = self.files[name]
         if file not in self.handles:
             self.handles[file] = safe_open(file, framework="pt")
-        self.unread.discard(name)
-        if cut is not None:
-            _read_cut(self.handles[file].get_slice(name), target, transposed, cut)
-            return
-        tensor = self.handles[file].get_tensor(name)
-        target.copy_(tensor.T if transposed else tensor)
+        return self.handles[file]
 
     def skip(self, name: str) -> None:
         self.unread.discard(name)
@@ -232,6 +247,19 @@ def _read_cut(stored: Any, target: Tensor, transposed: bool, cut: Cut) -> None:
             part.copy_(stored[some])
         else:
             part.copy_(stored[columns, some].T if transposed else stored[some, columns])
+
+
+def _files_of(folder: Path, headers: Mapping[Path, Mapping[str, Place]]) -> dict[str, Path]:
+    """The file of each tensor where no index says it."""
+    files: dict[str, Path] = {}
+    for file, header in headers.items():
+        for name in header:
+            if (other := files.setdefault(name, file)) is not file:
+                raise CheckpointError(
+                    f"{folder}: tensor {name!r} is in {other.name} and in {file.name}, and no {INDEX} says which is "
+                    "meant; remove what does not belong to the model, or add its index."
+                )
+    return files
 
 
 def _no_safetensors(folder: Path) -> str:

@@ -22,6 +22,7 @@ class Buffers:
     attended: Tensor  # [T, heads, head_dim]
     up: Tensor
     activated: Tensor
+    row_context: Tensor | None = None  # of the step's rows, where a Linear reads it
 
     @classmethod
     def allocate(cls, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> Buffers:
@@ -40,9 +41,10 @@ class Buffers:
         )
 
     def first(self, rows: int) -> Buffers:
-        return Buffers(*(getattr(self, field.name)[:rows] for field in fields(self)))
+        return Buffers(*(getattr(self, field.name)[:rows] for field in fields(self) if field.name != "row_context"))
 
     def select(self, rows: Tensor, chosen: Buffers) -> Buffers:
         """`chosen`, which has as many rows, with the hidden states and attention outputs of `rows`."""
         chosen.hidden, chosen.attended = self.hidden[rows], self.attended[rows]
+        chosen.row_context = None if self.row_context is None else self.row_context[rows]
         return chosen

@@ -23,6 +23,11 @@ class Linear(ABC):
         return frozenset()
 
     @property
+    def reads_context(self) -> bool:
+        """True if its products depend on the context of rows (`Input.context`)."""
+        return False
+
+    @property
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes of its weights: those that a product reads."""
@@ -51,9 +56,9 @@ class Linear(ABC):
         that follows.
         """
         if add_norm.is_plain:
-            self.apply(Input(x), b.hidden, residual=b.hidden)
+            self.apply(Input(x, context=b.row_context), b.hidden, residual=b.hidden)
             return add_norm.after_sum(b)
-        return add_norm.add(self.apply(Input(x), b.delta), b)
+        return add_norm.add(self.apply(Input(x, context=b.row_context), b.delta), b)
 
 
 @dataclass(frozen=True, slots=True)

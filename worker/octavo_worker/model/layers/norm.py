@@ -14,11 +14,13 @@ from octavo_worker.model.layers.buffers import Buffers
 @dataclass(frozen=True, slots=True)
 class Input:
     """The operand of a product: `rows[T, depth]`, or their RMS norm if there is a `norm`. The product fuses that norm
-    where a kernel does; elsewhere the normalised rows are stored in `normed`."""
+    where a kernel does; elsewhere the normalised rows are stored in `normed`. `context[T]` (int32) is what rows have
+    beside their hidden states (`SequenceStep.row_context`), where a Linear of the model reads it."""
 
     rows: Tensor
     norm: operands.RmsNorm | None = None
     normed: Tensor | None = None
+    context: Tensor | None = None
 
     def materialise(self) -> Tensor:
         if self.norm is None:
@@ -31,7 +33,7 @@ class Norm(Protocol):
         """The norm of the rows of `x`. With `residual`: residual += x in place, and the norm of that."""
         ...
 
-    def defer(self, x: Tensor, out: Tensor) -> Input:
+    def defer(self, x: Tensor, out: Tensor, context: Tensor | None = None) -> Input:
         """The norm of the rows of `x` for a product, which may fuse it."""
         ...
 
@@ -46,8 +48,8 @@ class RmsNorm:
         norm = self.operand
         return ops.rms_norm(x, norm.weight, norm.eps, out=out, residual=residual, offset=norm.offset)
 
-    def defer(self, x: Tensor, out: Tensor) -> Input:
-        return Input(x, self.operand, out)
+    def defer(self, x: Tensor, out: Tensor, context: Tensor | None = None) -> Input:
+        return Input(x, self.operand, out, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class LayerNorm:
     def apply(self, x: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.eps, out=out, residual=residual)
 
-    def defer(self, x: Tensor, out: Tensor) -> Input:
-        return Input(self.apply(x, out))
+    def defer(self, x: Tensor, out: Tensor, context: Tensor | None = None) -> Input:
+        return Input(self.apply(x, out), context=context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ class AddNorm:
 
     def after_sum(self, b: Buffers) -> Input:
         """The second sublayer's input, where `b.hidden` is already the sum."""
-        return Input(b.hidden) if self.norm is None else self.norm.defer(b.hidden, b.normed)
+        if self.norm is None:
+            return Input(b.hidden, context=b.row_context)
+        return self.norm.defer(b.hidden, b.normed, b.row_context)
 
     def add(self, delta: Tensor, b: Buffers) -> Input:
         """The second sublayer's input. Overwrites `delta`."""
@@ -88,5 +92,5 @@ class AddNorm:
         if self.multiplier != 1.0:
             delta.mul_(self.multiplier)
         if self.norm is None:
-            return Input(b.hidden.add_(delta))
-        return Input(self.norm.apply(delta, b.normed, residual=b.hidden))
+            return Input(b.hidden.add_(delta), context=b.row_context)
+        return Input(self.norm.apply(delta, b.normed, residual=b.hidden), context=b.row_context)

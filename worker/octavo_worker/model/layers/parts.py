@@ -27,6 +27,10 @@ class Parts(Linear):
         return sum(part.nbytes for part in self.parts)
 
     @property
+    def reads_context(self) -> bool:
+        return any(part.reads_context for part in self.parts)
+
+    @property
     def copy_bytes(self) -> int:
         return sum(part.copy_bytes for part in self.parts)
 
@@ -40,5 +44,5 @@ class Parts(Linear):
             out = rows.new_empty(len(rows), sum(columns))
         added = residual.split(columns, dim=1) if residual is not None else [None] * len(columns)
         for part, target, addend in zip(self.parts, out.split(columns, dim=1), added, strict=True):
-            part.apply(Input(rows), target, addend)
+            part.apply(Input(rows, context=x.context), target, addend)
         return out

@@ -31,6 +31,10 @@ class Summed(Linear):
         return self.part.nbytes
 
     @property
+    def reads_context(self) -> bool:
+        return self.part.reads_context
+
+    @property
     def copy_bytes(self) -> int:
         return self.part.copy_bytes
 
@@ -41,19 +45,20 @@ class Summed(Linear):
         rows = x.materialise()
         if out is None:
             out = rows.new_empty(len(rows), self.columns)
-        self._add(rows, out, residual)
+        self._add(rows, x.context, out, residual)
         return out
 
     def into_norm(self, x: Tensor, b: Buffers, add_norm: AddNorm) -> Input:
         norm = add_norm.norm
         if not (self.group.fuses_norms and add_norm.is_plain and isinstance(norm, RmsNorm)):
             return Linear.into_norm(self, x, b, add_norm)
-        self._add(x, b.hidden, b.hidden, norm.operand, b.normed)
-        return Input(b.normed)
+        self._add(x, b.row_context, b.hidden, b.hidden, norm.operand, b.normed)
+        return Input(b.normed, context=b.row_context)
 
     def _add(
         self,
         rows: Tensor,
+        context: Tensor | None,
         out: Tensor,
         residual: Tensor | None,
         norm: operands.RmsNorm | None = None,
@@ -64,7 +69,7 @@ class Summed(Linear):
         while done < len(rows):
             addend = self.group.addend(len(rows) - done, self.columns, rows.dtype)
             some = slice(done, done + len(addend))
-            self.part.apply(Input(rows[some]), addend)
+            self.part.apply(Input(rows[some], context=None if context is None else context[some]), addend)
             targets = [None if tensor is None else tensor[some] for tensor in (residual, normed)]
             self.group.add(addend, out[some], targets[0], norm, targets[1])
             done += len(addend)

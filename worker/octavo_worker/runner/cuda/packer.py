@@ -71,9 +71,9 @@ class Layout:
 
     It holds for steps with the same `key`: per sequence the run, its number of tokens, and its samples' rows. Of the S
     sequences: `rows[S]` of the device's block tables, `queries[S]` tokens, in the ragged batch from `query_starts[S]`
-    to `query_ends[S]`, `samples[S]` samples. Of the N samples: `owners[N]` their sequences, `after[N]` (or 0) the
-    tokens of the sequence behind the sampled row, `records[N]` complete but for the position. `special` and `masked`
-    are places of samples, as in `PackedStep`.
+    to `query_ends[S]`, `samples[S]` samples, `contexts[S]` of their rows. Of the N samples: `owners[N]` their
+    sequences, `after[N]` (or 0) the tokens of the sequence behind the sampled row, `records[N]` complete but for the
+    position. `special` and `masked` are places of samples, as in `PackedStep`.
     """
 
     key: list[tuple[int, int, int, Sequence[int]]]
@@ -87,6 +87,7 @@ class Layout:
     records: np.ndarray
     special: list[int]
     masked: np.ndarray
+    contexts: np.ndarray
 
 
 class Packer:
@@ -146,7 +147,7 @@ class Packer:
         message[:HEADER_WORDS] = count, len(tokens), len(owners), HEADER_WORDS, token_at, sample_at
         sequences = message[HEADER_WORDS:token_at].view(SEQUENCE)
         sequences["row"], sequences["context"], sequences["queries"] = layout.rows, contexts, layout.queries
-        sequences["query_start"] = layout.query_starts
+        sequences["query_start"], sequences["row_context"] = layout.query_starts, layout.contexts
         sequences["group"], sequences["prefix"] = -1, 0
         sequences["group"][: len(plan.groups)] = plan.groups
         sequences["prefix"][: len(plan.prefix_lens)] = plan.prefix_lens
@@ -189,8 +190,9 @@ class Packer:
         if max(samples) > 1:  # parallel sequences leave a prompt, or drafts are verified
             records["index"] = [spec.index for s in steps for spec in s.samples]
         special, masked = np.flatnonzero(self._is_special[row_of]).tolist(), np.flatnonzero(self._is_masked[row_of])
+        starts, contexts = query_ends - queries, np.array([s.row_context for s in steps], np.int32)
         layout = Layout(
-            key, rows, queries, query_ends - queries, query_ends, samples, owners, after, records, special, masked
+            key, rows, queries, starts, query_ends, samples, owners, after, records, special, masked, contexts
         )
         if len(steps) == plan.num_decodes and all(run_id for run_id, *_ in key):
             self._latest = layout

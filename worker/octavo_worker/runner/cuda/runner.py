@@ -326,6 +326,7 @@ class CudaRunner(BaseRunner):
             block_tables=i.block_tables[:sequences],
             context_lens=i.context_lens[:sequences],
             query_start=i.query_start[: sequences + 1],
+            row_context=i.row_context[:tokens],
             groups=i.groups[:sequences],
             prefix_lens=i.prefix_lens[:sequences],
         )

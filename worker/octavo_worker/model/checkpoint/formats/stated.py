@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from octavo_worker.contract.files import DamagedFile, read_json
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
@@ -29,9 +29,6 @@ def stated_quantisation(folder: Path) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UnsupportedModel(f"{path} is no JSON ({error}); download it again.") from error
-    if not isinstance(values, dict):
-        raise UnsupportedModel(f"{path} is no JSON object; download it again.")
-    return values
+        return read_json(path)
+    except DamagedFile as error:
+        raise UnsupportedModel(str(error)) from error
