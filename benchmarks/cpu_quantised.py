@@ -97,7 +97,10 @@ def main() -> None:
         "rows": rows,
     }  # fmt: skip
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        # Late: importing the worker sets how OpenMP's threads wait, and torch is measured as it comes.
+        from octavo_worker.bench.report import write
+
+        write(report, options.out)
 
 
 if __name__ == "__main__":

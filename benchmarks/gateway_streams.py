@@ -9,7 +9,6 @@ the time in its text. Readers are a process of their own. `--rate 0` appends as 
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
 import multiprocessing.connection
 import platform
@@ -35,6 +34,7 @@ from octavo.queue.protocol import MAX_APPENDS, Append, Cell, Claim
 from octavo.service.server import EmbeddedServer
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 from octavo.terms.workers import ModelCard
+from octavo_worker.bench.report import encode, write
 
 MODEL = "bench"
 LEASE_MS = 120_000
@@ -52,10 +52,9 @@ def main(
         figures = asyncio.run(measure(server.url, url, process, streams, rate, seconds))
     date = datetime.now(UTC).isoformat(timespec="seconds")
     origin = {"command": " ".join(["python", *sys.argv]), "date": date, "machine": machine()}
-    report = json.dumps(origin | figures, indent=2)
-    print(report)
+    print(encode(origin | figures))
     if out is not None:
-        out.write_text(report + "\n")
+        write(origin | figures, out)
 
 
 def machine() -> dict[str, Any]:

@@ -46,8 +46,7 @@ class Results:
         self._engines: dict[str, dict[str, Any]] = known
 
     def of(self, model: str, engine: str) -> dict[str, Any]:
-        """What is known of an engine: its `settings`, what it says `about` itself, `runs` by workload, why it
-        `failed`."""
+        """Record of an engine: its `settings`, what it says `about` itself, `runs` by workload, why it `failed`."""
         return self._engines.setdefault(model, {}).setdefault(engine, {"runs": {}})
 
     def rows(self, model: str) -> list[dict[str, Any]]:
@@ -159,7 +158,7 @@ def contenders(text: str) -> list[Contender]:
 
 
 def flags(description: str | None) -> argparse.ArgumentParser:
-    """What every comparison of engines may be told."""
+    """Flags that every comparison of engines has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=["gpu", "cpu"], default="gpu", help="cpu: small workloads")
     parser.add_argument("--workloads", type=names, help="comma-separated; all of the family by default")

@@ -10,7 +10,6 @@ reads, copies (read plus write) and a large bf16 matrix product.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -30,6 +29,8 @@ from kernel_rows.measuring import COPY, MATMUL, READ, Row
 from kernel_rows.prefill import prefill_rows
 from kernel_rows.sampling import sample_rows
 from kernel_rows.w8a8 import w8a8_rows, w8a8_tile_rows
+
+from octavo_worker.bench.report import write
 
 
 def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
@@ -72,8 +73,7 @@ def main() -> None:
             "cuda": torch.version.cuda,
         }
         ceilings = {"read_bytes_per_s": READ, "copy_bytes_per_s": COPY, "bf16_flop_per_s": MATMUL}
-        text = json.dumps({**header, "ceilings": ceilings, "rows": [asdict(r) for r in rows]}, indent=1)
-        arguments.out.write_text(text + "\n")
+        write({**header, "ceilings": ceilings, "rows": [asdict(r) for r in rows]}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import re
@@ -244,8 +243,10 @@ def main() -> None:
     chosen = [arguments.only] if arguments.only else list(sections)
     report |= {name: sections[name]() for name in chosen}
     results = RESULTS.with_stem(f"{RESULTS.stem}-{arguments.only}") if arguments.only else RESULTS
-    results.parent.mkdir(exist_ok=True)
-    results.write_text(json.dumps(report, indent=1) + "\n")
+    # Late: importing the worker sets how OpenMP's threads wait, and torch is measured as it comes.
+    from octavo_worker.bench.report import write
+
+    write(report, results)
     print(f"wrote {results}")
 
 

@@ -34,7 +34,7 @@ from octavo_worker.contract.files import model_folder
 
 PROMPT = 128
 RUNNING_TOKENS = 16
-"""Of each job, before the second worker is started: prompts are over by then."""
+"""Tokens of each job before the second worker is started: prompts are over by then."""
 POLL_S = 0.005
 PATIENCE_S = 60.0
 FREED = 0.9

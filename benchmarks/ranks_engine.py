@@ -54,7 +54,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def figure_of(program: str, figures: dict[str, float]) -> float | None:
-    """That of its engine, in whatever form and on however many ranks."""
+    """The figure of the program's engine, in any form and on any number of ranks."""
     return next((figure for name, figure in figures.items() if name.startswith(program)), None)
 
 

@@ -36,7 +36,7 @@ SETTINGS = ("model", "jobs", "prompt", "output", "device", "tensor_parallel", "m
 
 
 class Runs:
-    """What each number of replicas took, in a file that is written whenever a run is added."""
+    """Runs by number of replicas, in a file that is written whenever a run is added."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._path: Path | None = options.out

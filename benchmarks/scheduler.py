@@ -1,4 +1,4 @@
-"""What the scheduler alone costs a step: plan and commit, no model.
+"""Cost of the scheduler alone in a step: plan and commit, no model.
 
     python benchmarks/scheduler.py [--out benchmarks/results/scheduler.json]
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
+from scripted import ScriptedRunner
 from tokenizers import Tokenizer
 
 from octavo.terms.structured import Grammar
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.report import report, write
-from octavo_worker.bench.scripted import ScriptedRunner
 from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.messages import AddRequest, EngineSampling, SequenceInput
 from octavo_worker.contract.options import ModelOptions

@@ -1,1 +1,1 @@
-"""What `kernels.py` measures: a module for each group of rows."""
+"""Measurements of `kernels.py`: a module for each group of rows."""

@@ -16,7 +16,7 @@ from octavo_kernels.attention.plan import AttentionPlan, chunk_tokens
 
 
 def copy(pool: Tensor, count: int) -> Row:
-    """Of blocks anywhere; the peer is one copy of as many neighbouring ones (cudaMemcpyAsync)."""
+    """Copy of blocks anywhere; the peer is one copy of as many neighbouring ones (cudaMemcpyAsync)."""
     moved = 2 * count * pool[0].nbytes
     pairs = [
         torch.randperm(len(pool), device="cuda")[: 2 * count].view(count, 2).contiguous()
@@ -73,7 +73,7 @@ def swap_rows() -> list[Row]:
     loop = decode_loop()
 
     def loop_seconds(ways: str) -> float:
-        """Of one step, while the copies go on."""
+        """Seconds of one step, while the copies go on."""
         times = []
         for _ in range(5):
             torch.cuda.synchronize()

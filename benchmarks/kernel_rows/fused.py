@@ -63,7 +63,7 @@ def rope_write(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: tor
 
 
 def fused_rows() -> list[Row]:
-    """Of a step's tokens: some decodes, half of a budget, all of it."""
+    """Fused operations on a step's tokens: some decodes, half of a budget, all of it."""
     rows = []
     for tokens in (1, 32, 256, 4096, 8192):
         rows += [rms_norm(tokens, 4096, adds) for adds in (True, False)]

@@ -22,7 +22,7 @@ REPLAY_SECONDS = 1e-3  # by a first replay, which takes longer than those that c
 
 @contextmanager
 def changed(module: ModuleType, **names: object) -> Iterator[None]:
-    """What a module decides, otherwise."""
+    """Decisions of a module, replaced while this lasts."""
     before = {name: getattr(module, name) for name in names}
     try:
         for name, value in names.items():

@@ -132,7 +132,7 @@ def tile_rows(form: Form, name: str, rows: int, weights: list[PackedWeight]) -> 
 
 
 def w8a8_tile_rows() -> list[Row]:
-    """What `choice` is to be tuned by."""
+    """Figures by which `choice` is tuned."""
     result = []
     for form in (Form.FP8, Form.INT8):
         for name, (columns, depth) in zip(NAMES, DECODERS["8B"][0], strict=True):

@@ -1,4 +1,4 @@
-"""What is compared: an engine, the form of its weights, and the number of its ranks, as one name."""
+"""A contender: an engine, the form of its weights, and the number of its ranks, as one name."""
 
 from __future__ import annotations
 

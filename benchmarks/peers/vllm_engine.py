@@ -40,7 +40,7 @@ MAX_SEQUENCES = 256
 
 
 def about(ranks: int) -> dict[str, Any]:
-    """Of several ranks also what their collectives are chosen by."""
+    """Facts about the engine; for several ranks also the settings that choose their collectives."""
     if ranks == 1:
         return {"vllm": vllm.__version__}
     has_flashinfer = importlib.util.find_spec("flashinfer") is not None

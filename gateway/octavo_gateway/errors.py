@@ -57,7 +57,7 @@ IN_OPENAPI: dict[int | str, dict[str, Any]] = {
 """The one shape, for the API's description of itself."""
 
 CLIENT_CLOSED_REQUEST = 499
-"""What logs and metrics show where the client left before the answer."""
+"""Status in logs and metrics where the client left before the answer."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (

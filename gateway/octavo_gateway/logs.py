@@ -12,7 +12,7 @@ _LISTENS = "Uvicorn running on "
 
 
 class Telling(logging.Filter):
-    """Of uvicorn's words on its own start and end, only its address tells something."""
+    """Filter of uvicorn's lines on its own start and end: only its address tells something."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = str(record.msg)

@@ -31,7 +31,7 @@ _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
     *(TokenizeRequest, DetokenizeRequest, ResponseRequest),
 )
-"""What routes read themselves, so that FastAPI does not know of it."""
+"""Bodies that routes read themselves, so that FastAPI does not know of them."""
 
 
 def add_routes(app: FastAPI) -> None:

@@ -1,4 +1,4 @@
-"""What one gateway process holds: its client, its keys, its counters, its background tasks. No job lives here."""
+"""State of one gateway process: its client, its keys, its counters, its background tasks. No job lives here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Writes:
-    """Whether the server takes writes. It is asked once a second at most, however many ask here."""
+    """Check that the server takes writes. It is asked once a second at most, however many ask here."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

@@ -82,7 +82,7 @@ async def tokenize(
 async def detokenize(
     request: Request, _: CurrentTenant, body: Annotated[DetokenizeRequest, Depends(json_body(DetokenizeRequest))]
 ) -> dict[str, str]:
-    """The text of token ids, control tokens included."""
+    """The text of token ids, control tokens included. `503` where no worker answers."""
     gateway: Gateway = request.state.gateway
     card = await known_model(gateway, body.model)
     try:

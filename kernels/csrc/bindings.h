@@ -1,4 +1,4 @@
-// What Python hands over, as the structs that kernels take: a tuple becomes a struct, field by field, and an address a
+// Python's arguments as the structs that kernels take: a tuple becomes a struct, field by field, and an address a
 // pointer. A tuple of another length, or with something else in it, is a TypeError that names the argument.
 #pragma once
 
@@ -102,7 +102,7 @@ inline WriteArgs plain_write(Dtype dtype, const Rows& k, const Rows& v, int64_t 
   return a;
 }
 
-// What attention takes on every device.
+// Attention's arguments on every device.
 template <class Args>
 Args attention_of(Dtype dtype, const Rows& q, const Rows& out, const Heads& heads, const Cache& cache, const Rows& tables,
                   const Scoring& scoring) {

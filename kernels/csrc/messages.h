@@ -24,7 +24,7 @@ struct StepSample {
   float top_p, min_p;
 };
 
-// Of the message about rows of logits: a row's parameters, then its `entries` from `first` of the list on.
+// Record of the message about rows of logits: a row's parameters, then its `entries` from `first` of the list on.
 struct AdjustRow {
   int32_t first, entries;
   float repetition, presence, frequency;

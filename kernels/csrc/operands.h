@@ -1,4 +1,4 @@
-// What both modules hand to their kernels: pointers, strides in elements, sizes and element types.
+// Operands of both modules' kernels: pointers, strides in elements, sizes and element types.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,7 @@ struct WriteArgs {
   float eps, norm_offset;
 };
 
-// What attention works on; each module adds how the work is cut.
+// Operands of attention; each module adds how the work is cut.
 struct AttentionOperands {
   Dtype dtype;
   const void* q;

@@ -1,4 +1,4 @@
-"""What operations check of their tensors, and the call of the module of the tensors' device."""
+"""Checks of operations' tensors, and the call of the module of the tensors' device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ P = ParamSpec("P")
 def check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
     """Rows must be dense; the distance between rows is free. None in `shape` stands for any size.
 
-    A decode step passes here hundreds of times, so the good case is decided first and without building anything.
+    A decode step passes here hundreds of times, so the good case is decided first and without building anything. Raises
+    TypeError for another dtype, ValueError for another shape or layout.
     """
     got = tensor.shape
     if tensor.dtype is dtype and (got == shape or _fits(got, shape)):
@@ -37,17 +38,19 @@ def _fits(got: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
 
 
 def check_layout(name: str, tensor: Tensor) -> None:
+    """Checks that rows are dense. Raises ValueError."""
     if tensor.dim() and tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         raise ValueError(f"{name} must be contiguous in its last dimension; its strides are {tensor.stride()}")
 
 
 def check_heads(name: str, tensor: Tensor) -> None:
+    """Checks that heads lie side by side. Raises ValueError."""
     if tensor.shape[1] > 1 and tensor.stride(1) != tensor.shape[2]:
         raise ValueError(f"{name} must have its heads side by side; its strides are {tensor.stride()}")
 
 
 def check_devices(tensors: dict[str, Tensor | None]) -> torch.device:
-    """Returns the device that all tensors must share."""
+    """Returns the device that all tensors must share. Raises ValueError where they differ or have no kernels."""
     given = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
     device = next(iter(given.values()))
     for name, other in given.items():
@@ -59,6 +62,7 @@ def check_devices(tensors: dict[str, Tensor | None]) -> torch.device:
 
 
 def float_type(name: str, tensor: Tensor) -> int:
+    """The module's code of a tensor's type. Raises TypeError for one that is no float of 16 or 32 bits."""
     code = DTYPES.get(tensor.dtype)
     if code is None:
         raise TypeError(f"{name} must be float32, bfloat16 or float16, not {tensor.dtype}")
@@ -66,6 +70,7 @@ def float_type(name: str, tensor: Tensor) -> int:
 
 
 def rows_of(name: str, tensor: Tensor) -> tuple[int, int]:
+    """Rows and columns of a matrix. Raises ValueError for other dimensions."""
     shape = tensor.shape
     if len(shape) != 2:
         raise ValueError(f"{name} must have two dimensions, not shape {list(shape)}")

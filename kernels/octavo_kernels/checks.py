@@ -36,7 +36,7 @@ def reads(
     layer_cache: Tensor, block_size: int, block_tables: Tensor, context_lens: Tensor, query_start: Tensor, tokens: int,
     window: int,
 ) -> None:  # fmt: skip
-    """What attention of `tokens` query rows goes by: only blocks that a query sees are looked at."""
+    """Checks what attention of `tokens` query rows reads: only blocks that a query sees are looked at."""
     in_range(
         "context_lens", context_lens, 0, block_tables.shape[1] * block_size + 1, "lengths that block_tables covers"
     )

@@ -44,12 +44,12 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def available() -> bool:
-    """Whether this build has kernels for the GPUs of this torch."""
+    """True if this build has kernels for the GPUs of this torch."""
     return compiled is not None
 
 
 def has_tensor_cores() -> bool:
-    """Whether this build has the kernels that use them: attention's fast ones, all products, a decode step in one."""
+    """True if this build has the kernels that use them: attention's fast ones, all products, a decode step in one."""
     return compiled is not None and bool(compiled.tensor_cores)
 
 
@@ -59,7 +59,8 @@ def build_name() -> str:
 
 
 def run(operation: str, device: torch.device, *arguments: object) -> Any:
-    """Launches an operation of the module on the current stream of `device`. Returns what the operation says of it."""
+    """Launches an operation of the module on the current stream of `device`. Returns what the operation says of it.
+    Raises RuntimeError where this build has no kernels for the device, NotImplementedError where it lacks this one."""
     if compiled is None:
         raise RuntimeError(
             f"a tensor is on {device}, but this build of octavo-kernels has no kernels for it: {BUILD_STEP}"
@@ -89,13 +90,13 @@ def _launch(launch: Callable[..., Any], device: torch.device, *arguments: object
 
 @cache
 def chip(device: torch.device) -> Chip:
-    """What the choice of a product's kernel asks of a GPU."""
+    """Facts of a GPU by which a product's kernel is chosen."""
     with torch.cuda.device(device):
         return Chip(*compiled.chip())
 
 
 def runs_hopper_code(device: torch.device) -> bool:
-    """Whether this GPU runs what is built for Hopper alone, such as uniform products."""
+    """True if this GPU runs what is built for Hopper alone, such as uniform products."""
     return compiled is not None and chip(device).hopper
 
 
@@ -122,7 +123,7 @@ def mapping_granularity(device: torch.device) -> int | None:
 
 
 class _Foreign:
-    """What torch asks of foreign memory; keeps its owner alive.
+    """Foreign memory as torch takes it; keeps its owner alive.
 
     https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
     """
@@ -148,12 +149,13 @@ def mapped_memory(device: torch.device, device_bytes: int, host_bytes: int) -> T
 
 
 def check_cache(block_size: int) -> None:
+    """Checks a block size for CUDA. Raises ValueError."""
     if block_size < 16 or block_size & (block_size - 1):
         raise ValueError(f"block_size must be a power of two on CUDA, 16 at least, not {block_size}")
 
 
 def reads_prefixes_once(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether sequences with equal leading blocks can be grouped (`AttentionPlan.update`): the tensor cores' kernels
+    """True if sequences with equal leading blocks can be grouped (`AttentionPlan.update`): the tensor cores' kernels
     do that, and only where the cache has the type of the data."""
     fits = dtype == cache_dtype and dtype.itemsize == 2 and head_dim in TENSOR_CORE_HEAD_DIMS
     return fits and has_tensor_cores()

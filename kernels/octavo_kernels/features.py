@@ -1,4 +1,4 @@
-"""What the kernels of a device can, by name. A build or a chip that lacks something lacks its name here, so that it is
+"""Features of a device's kernels, by name. A build or a chip that lacks something lacks its name here, so that it is
 refused before it is called."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from octavo_kernels import _cpu, cuda
 
 
 class Feature(StrEnum):
-    """What not every device has. The first four are what requests ask for."""
+    """Features that not every device has. Requests ask for the first four."""
 
     FILTERS = "filters"
     ADJUSTMENTS = "adjustments"
@@ -33,7 +33,7 @@ OPERATIONS = {
 
 
 def features(device: torch.device) -> frozenset[Feature]:
-    """Those of a device whose kernels are built."""
+    """Features of a device whose kernels are built."""
     module = _cpu if device.type == "cpu" else cuda.compiled
     found = {feature for feature, operation in OPERATIONS.items() if hasattr(module, operation)}
     if device.type == "cpu":

@@ -84,7 +84,8 @@ def unpack_step(
 
 def carry(source: Tensor, target: Tensor) -> None:
     """Copies `source` to `target`, of one contiguous layout, one on a GPU and the other in pinned memory of the host,
-    on the current stream. A kernel does it: for some kilobytes it is done before a copy engine would have begun."""
+    on the current stream. A kernel does it: for some kilobytes it is done before a copy engine would have begun. Raises
+    ValueError for layouts that differ."""
     if source.nbytes != target.nbytes or not source.is_contiguous() or not target.is_contiguous():
         raise ValueError(f"source and target must be contiguous and of one size, not {source.shape} and {target.shape}")
     device = source.device if source.is_cuda else target.device

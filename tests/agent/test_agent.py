@@ -1,4 +1,4 @@
-"""What the agent tells its engine, and what it does with jobs that begin, stop or move."""
+"""The agent's messages to its engine, and its treatment of jobs that begin, stop or move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine can say of a failed request is documented."""
+"""Every failure code of the engine is documented."""
 
 from __future__ import annotations
 

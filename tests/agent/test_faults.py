@@ -1,4 +1,4 @@
-"""What breaks, and what a reader of the stream sees of it: nothing. Real processes, real server, fake model."""
+"""Faults, of which a reader of the stream sees nothing. Real processes, real server, fake model."""
 
 from __future__ import annotations
 

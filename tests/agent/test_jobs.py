@@ -33,7 +33,7 @@ def new_job(n: int, *, offset: int = 0, stop: tuple[str, ...] = (), **fields: ob
 
 
 class Server:
-    """What a stream would hold."""
+    """The content that a stream would have."""
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []

@@ -1,4 +1,4 @@
-"""What an owner of a job knows of those before it, and of itself, when it ends the job."""
+"""Owners of a job: the one that ends it knows those before it, and itself."""
 
 from __future__ import annotations
 

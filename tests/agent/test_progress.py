@@ -60,7 +60,7 @@ def test_another_worker_starts_the_search_over_and_says_so(queue: Queue, redis_u
     assert [list(sequence.token_ids) for sequence in queue.wait(job).sequences] == wanted(100)
 
 
-def test_who_asks_later_hears_the_latest_and_other_jobs_hear_nothing(queue: Queue, redis_url, start_worker):
+def test_a_later_reader_hears_the_latest_and_other_jobs_hear_nothing(queue: Queue, redis_url, start_worker):
     start_worker("step_seconds=0.02")
     job = beams(queue, 100)
     other = queue.submit((1, 2), sampling={"max_tokens": 40, "ignore_eos": True})

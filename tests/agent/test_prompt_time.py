@@ -123,7 +123,7 @@ async def test_each_attempt_has_the_prompt_of_the_first(
 
 
 def test_a_pinned_prefix_has_todays_date_in_utc(folder: Path, in_zone: Callable[[str], None]) -> None:
-    """That is what the prompts of today begin with."""
+    """Prompts of today begin with it."""
     in_zone("Pacific/Kiritimati")
     (folder / "chat_template.jinja").write_text("{{ strftime_now('%H %d %m %Y') }}{{ messages[0].content }}")
     prompts, before = Prompts(folder), datetime.now(UTC)

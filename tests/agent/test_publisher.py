@@ -1,4 +1,4 @@
-"""What becomes of tokens that the real server refuses: for ever, or until an operator mends it."""
+"""Tokens that the real server refuses: for ever, or until an operator mends it."""
 
 from __future__ import annotations
 

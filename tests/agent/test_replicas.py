@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused(flags: dict[str, Any], sentence: str) -> None
 
 
 def pids(connection: redis.Redis) -> set[int]:
-    """Of the workers that serve."""
+    """Process ids of the workers that serve."""
     keys = Keys()
     data = [connection.get(keys.worker(worker.decode())) for worker in connection.zrange(keys.workers, 0, -1)]
     found = [wire.decode_worker(each) for each in data if each is not None]

@@ -1,4 +1,4 @@
-"""What a chat template makes of messages, and of control tokens that users type."""
+"""Chat templates: messages, and control tokens that users type."""
 
 from __future__ import annotations
 

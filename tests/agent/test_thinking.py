@@ -30,7 +30,7 @@ LONGEST = 60
 
 
 class Model:
-    """What a family writes, token by token, at whatever place it is asked: it knows nothing of what was put in."""
+    """A family's answer, token by token, from any place: it knows nothing of what was put in."""
 
     def __init__(self, name: str, thought: str | None = None) -> None:
         self.family: Family = FAMILIES[name]

@@ -57,7 +57,7 @@ def test_a_shared_prefix_is_computed_and_read_once(llama_8b: Costs) -> None:
     assert floor_seconds(llama_8b, work, MULTIPLIES) == pytest.approx((prompts + pairs + decodes) / 1e12)
 
 
-def test_who_has_ended_costs_nothing(llama_8b: Costs) -> None:
+def test_a_sequence_that_has_ended_costs_nothing(llama_8b: Costs) -> None:
     long, short = Work(list(range(64)), 100), Work(list(range(100, 164)), 1)
     both = floor_seconds(llama_8b, [long, short], READS)
     assert both == pytest.approx(floor_seconds(llama_8b, [long], READS))

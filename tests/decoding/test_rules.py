@@ -35,7 +35,7 @@ def test_no_max_tokens_means_the_context_and_ignore_eos_keeps_the_jobs_own_stops
     ("token", "count", "reason"),
     [(1, 1, None), (7, 3, None), (7, 4, "stop"), (1, 10, "length"), (7, 10, "stop"), (900, 4, None)],
 )
-def test_what_ends_a_sequence(token, count, reason):
+def test_ends_of_a_sequence(token, count, reason):
     sampling = EngineSampling(seed=0, max_tokens=50, min_tokens=3, stop_token_ids=[7, 900])
     rules = StopRules.of(sampling, prompt_len=90, max_model_len=100, vocab_size=100)
     assert rules.finish_reason(token, count) == reason

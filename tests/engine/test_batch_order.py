@@ -125,7 +125,7 @@ def test_a_stream_of_long_ones_does_not_starve_a_short_one():
 
 
 @pytest.mark.parametrize("priority", [1, 2])
-def test_who_rises_by_waiting_takes_nothing_from_the_class_it_came_from(priority):
+def test_a_request_that_rises_by_waiting_takes_nothing_from_the_class_it_came_from(priority):
     now = 0.0
     driver = Driver.create(100, 4, max_running=2, token_budget=64, clock=lambda: now, aging_s=3.0)
     requests = [make_request(str(i), range(100 * i, 100 * i + 4), max_tokens=20, priority=priority) for i in range(4)]
@@ -138,7 +138,7 @@ def test_who_rises_by_waiting_takes_nothing_from_the_class_it_came_from(priority
     assert driver.reasons.keys() == {(request.id, 0) for request in requests}
 
 
-def test_who_rises_by_waiting_still_takes_from_lower_classes():
+def test_a_request_that_rises_by_waiting_still_takes_from_lower_classes():
     now = 0.0
     driver = Driver.create(100, 4, max_running=2, token_budget=64, clock=lambda: now, aging_s=3.0)
     for name, priority in [("batch", 2), ("running", 1)]:
@@ -230,7 +230,7 @@ def test_short_ones_of_a_batch_are_admitted_as_far_as_they_can_grow():
     driver.run()
 
 
-def test_who_is_about_as_long_as_the_longest_does_not_wait_for_that():
+def test_a_request_about_as_long_as_the_longest_does_not_wait_for_that():
     """It would run alone at the end."""
     assert fill(BATCH, limit=89).scheduler.stats().running == 41
     assert fill(BATCH, limit=120).scheduler.stats().running == 41
@@ -251,7 +251,7 @@ def test_a_limit_far_away_keeps_no_memory_free_beyond_the_horizon():
     assert driver.scheduler.stats().running == 8 * HORIZON // (HORIZON + 16)
 
 
-def test_who_has_risen_from_a_batch_holds_up_nobody_behind_it():
+def test_a_request_that_has_risen_from_a_batch_holds_up_none_behind_it():
     """It needs no room to grow any more, only what it has."""
     now = 0.0
     driver = Driver.create(131, 8, timer=lambda: 0.0, clock=lambda: now, aging_s=5.0, max_running=100)

@@ -1,4 +1,4 @@
-"""What a device lacks is refused by its name, on arrival, and only that."""
+"""A feature that a device lacks is refused by its name, on arrival, and only that."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def schema(value: Any, after: tuple[int, ...] = ()) -> Grammar:
 
 
 def grammars() -> st.SearchStrategy[Grammar]:
-    """Of any kind, some of them after a thought."""
+    """Grammars of any kind, some of them after a thought."""
     others = st.sampled_from(
         [
             Grammar("regex", "(ab|c){1,4}é?"),

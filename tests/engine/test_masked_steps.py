@@ -1,4 +1,4 @@
-"""What the engine does with the masks of a step at once is what it would do with each mask."""
+"""The masks of a step, handled at once, are those of each sample by itself."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_unknown_tokens_follow_the_samples_of_the_step_before():
     assert [step.start for step in second.sequences] == [5, 5, 7]
 
 
-def test_who_ends_by_length_is_in_no_step_in_vain():
+def test_a_sequence_that_ends_by_length_is_in_no_step_in_vain():
     computed = []
     for device in (FakeRunner, DelayedRunner):
         driver = Driver.create(61, 4, device=device, runner={"max_model_len": 24})
@@ -175,7 +175,7 @@ def test_a_sequence_preempted_while_its_token_is_under_way_keeps_the_token():
                 assert driver.tokens[request.id, 0] == expected_tokens(request, 0)
 
 
-def test_who_gave_way_comes_back_only_once_the_token_under_way_is_known():
+def test_a_preempted_sequence_returns_only_once_the_token_under_way_is_known():
     """ "low" held blocks that equal those of "same", because its prompt was scored: without them it needs so few that
     it fits beside "high" in the very step in which it gave way."""
     with ahead(21) as driver:
@@ -233,7 +233,7 @@ def test_what_two_failed_steps_published_is_forgotten():
                 assert driver.tokens[request.id, i] == expected_tokens(request, i)
 
 
-def test_who_came_back_to_blocks_of_a_step_that_fails_computes_again():
+def test_a_sequence_back_on_blocks_of_a_step_that_fails_computes_again():
     """ "back" left for the host and finds all that it had in blocks that a step in flight fills for another request. No
     block is left for its next token, so it is in no step itself when that one fails."""
     driver = Driver.create(6, 4, runner={"num_host_blocks": 20}, policy=PreemptionPolicy("swap"), max_running=1)
@@ -269,7 +269,7 @@ def test_a_request_that_was_aborted_is_not_blamed_for_the_step_it_spoiled():
 
 
 def test_decoded_blocks_are_found_by_others_as_soon_as_they_are_full():
-    """What a sequence generated serves the next turn of its conversation, wherever the step boundary fell."""
+    """Generated blocks serve the next turn of a conversation, wherever the step boundary fell."""
     hits = []
     for device in (FakeRunner, DelayedRunner):
         driver = Driver.create(61, 4, device=device)

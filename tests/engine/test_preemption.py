@@ -112,7 +112,7 @@ class InTurn(PreemptionPolicy):
 
 @pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_who_gives_way_comes_back_in_a_later_step(mode, device):
+def test_a_preempted_sequence_comes_back_in_a_later_step(mode, device):
     """ "twin" held what equals the blocks of "same", because its prompt was scored. It gives way to "high", and without
     its copies there is room enough for "late", which gave way before it in the same step."""
     usable = 41 + 41 + 15 + 7

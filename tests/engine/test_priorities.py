@@ -86,7 +86,7 @@ def test_the_earliest_deadline_of_a_class_goes_first():
     assert finished == ["high", "soon", "late", "running", "none"]
 
 
-def test_whoever_waits_for_long_rises_until_nothing_can_starve_it():
+def test_a_request_that_waits_for_long_rises_until_nothing_can_starve_it():
     now = 0.0
     driver = Driver.create(100, 4, max_running=1, token_budget=64, clock=lambda: now, aging_s=10.0)
     driver.add(make_request("batch", numbers(0, 4), max_tokens=2, priority=2))

@@ -1,4 +1,4 @@
-"""What the scheduler promises, on a fake model whose tokens give every paging mistake away."""
+"""Promises of the scheduler, on a fake model whose tokens give every paging mistake away."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_samples_of_a_long_prompt_read_what_is_on_the_host_together(device: type
 
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("device", [FakeRunner, DelayedRunner])
-def test_what_a_long_sequence_leaves_is_shared_with_nobody(device: type[FakeRunner], samples: int) -> None:
+def test_blocks_that_a_long_sequence_leaves_are_shared_with_no_other(device: type[FakeRunner], samples: int) -> None:
     """It outgrows the device while it decodes, and others get its blocks, some of them the first as their first."""
     rng = random.Random(samples)
     engine = driver(25, device, 1, runner=LONG, max_running=8)

@@ -1,4 +1,4 @@
-"""What sequences share: beginnings of prompts, and parallel samples. On a fake model that gives every mistake away."""
+"""Shared blocks: beginnings of prompts, and parallel samples. On a fake model that gives every mistake away."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
     ending=st.integers(0, 11),
 )
 def test_what_neighbours_share_is_what_the_cache_would_give(prompts: list[tuple[int, int, int]], ending: int):
-    """Of several beginnings in any order; some end, and are neighbours no longer."""
+    """Several beginnings in any order; some end, and are neighbours no longer."""
     driver = Driver.create(200, token_budget=4096)
     pool, requests = driver.scheduler.pool, []
     for number, (family, common, own) in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""What is recorded of steps on request, and how it looks as a Chrome trace."""
+"""Records of steps on request, and their form as a Chrome trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the times of the engine say: waiting for a step, and idling between two."""
+"""Times of the engine: waiting for a step, and idling between two."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_a_group_amid_its_prompts_leaves_and_returns_with_what_is_computed(steps
     assert stats.host_free_blocks == 100
 
 
-def test_who_comes_back_amid_its_prompt_finds_what_others_computed_meanwhile_unless_it_scores_it():
+def test_a_sequence_back_amid_its_prompt_finds_what_others_computed_unless_it_scores_it():
     computed = {}
     for wanted in (None, 0):
         driver = swapping(40, 100, token_budget=9, max_running=8)
@@ -257,7 +257,7 @@ def test_beams_that_no_memory_can_hold_fail_and_say_so():
     assert "4 beams" in driver.failed["beams"].message
 
 
-def test_who_comes_back_stays_for_a_block_at_least():
+def test_a_sequence_that_comes_back_stays_for_a_block_at_least():
     """Hysteresis: with every preemption and return the victims get a block's worth of tokens done."""
     driver = swapping(24, 200)
     for i in range(6):

@@ -33,7 +33,7 @@ def test_prompts_that_hold_all_blocks_and_find_none_to_continue_give_way():
     run_workload(2, usable_blocks=8, block_size=4, window=16)
 
 
-def test_who_finds_everything_in_the_cache_leaves_nothing_on_the_host():
+def test_a_request_fully_in_the_cache_leaves_nothing_on_the_host():
     """The last one comes back from the host without a copy and ends: no step follows that would settle anything."""
     run_workload(210, usable_blocks=6, block_size=16, host_blocks=6, policy=PreemptionPolicy("swap"))
 
@@ -184,7 +184,7 @@ def test_failing_steps_change_no_token():
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_step_that_fails_takes_the_one_behind_it_along_and_costs_one_request(seed):
-    """What both should have written is nonsense that is never read, in a cached block or on the host."""
+    """Blocks that both should have written hold nonsense that is never read, in the cache or on the host."""
     driver = run_workload(
         seed,
         usable_blocks=45,

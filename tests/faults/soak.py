@@ -74,7 +74,7 @@ def answer_of(result: Result) -> Answer:
 
 
 class Heard:
-    """What one reader holds of a stream. A reader that is sent back drops what it had from there."""
+    """One reader's part of a stream. A reader that is sent back drops what it had from there."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, Event]] = []
@@ -234,7 +234,7 @@ class Soak:
             await asyncio.sleep(0.1)
 
     async def edit(self) -> None:
-        """What another program on the same server may do to one job or to the bell."""
+        """Edits one job or the bell, as another program on the same server may."""
         keys = Keys()
         with redis.Redis.from_url(self.server.url) as connection:
             if self.chance.random() < 0.2:

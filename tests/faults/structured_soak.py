@@ -1,4 +1,4 @@
-"""What comes out of schemas and tools, over real workers, a gateway and the `openai` package, without and with kills.
+"""Answers by schemas and tools, over real workers, a gateway and the `openai` package, without and with kills.
 
     python tests/faults/structured_soak.py [--maskbench .../jsonschemabench/maskbench/data] [--schemas 1000]
     [--streams 300] [--kill-every 2] [--workers 3] [--out benchmarks/results/structured-faults.json]
@@ -116,7 +116,7 @@ def note(found: Counter[str], kind: str, detail: object) -> None:
 
 
 def check_form(found: Counter[str], answer: Answer, ask: Ask) -> None:
-    """Of one that ended by itself."""
+    """Checks the form of an answer that ended by itself."""
     if answer.finish_reason == "length":
         found["cut_by_length"] += 1
         return

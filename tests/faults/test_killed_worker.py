@@ -28,7 +28,7 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class Kind:
-    """Of a scene: flags of its workers, its jobs, and how long they are. A GPU would end the jobs of the others while
+    """A scene: flags of its workers, its jobs, and how long they are. A GPU would end the jobs of the others while
     they are submitted; what is said greedily repeats itself after a while."""
 
     flags: dict[str, object]

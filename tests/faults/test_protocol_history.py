@@ -70,7 +70,7 @@ class Fleet:
             process.wait()
 
     def writes(self) -> list[Accepted]:
-        """What the workers saw accepted; a killed one may have left half a line."""
+        """Writes that the workers saw accepted; a killed one may have left half a line."""
         lines = [
             line for log in self.folder.glob("*.log") for line in log.read_text().splitlines() if line.endswith("]")
         ]

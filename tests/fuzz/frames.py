@@ -106,7 +106,7 @@ def mutated(chance: random.Random, frames: list[tuple[str, bytes]]) -> tuple[str
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], int]:
-    """What came of `count` frames, and by how many bytes the process has grown since a tenth of them. Raises ValueError
+    """Outcomes of `count` frames, and the bytes by which the process has grown since a tenth of them. Raises ValueError
     with the frame at fault."""
     chance, frames, outcomes = random.Random(seed), recorded(), Counter[str]()
     process, before = psutil.Process(), 0

@@ -1,4 +1,4 @@
-"""What a client without a key can do to a connection: nothing that costs much, and every refusal says why."""
+"""Connections of clients without a key: nothing that they do costs much, and every refusal says why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def everything(connection: socket.socket) -> bytes:
 
 
 def exchange(url: str, *pieces: bytes) -> bytes:
-    """What comes for these bytes."""
+    """The answer to these bytes."""
     with connect(url) as connection:
         try:
             for piece in pieces:

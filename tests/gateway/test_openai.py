@@ -1,4 +1,4 @@
-"""What the `openai` package sees."""
+"""The gateway as the `openai` package sees it."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ async def test_echo(ai, worker):
 
 
 async def test_echo_scores_a_prompt_without_generating(ai, worker):
-    """What lm-eval asks."""
+    """lm-eval's question."""
     reply = await ai.completions.create(model=MODEL, prompt=[8, 9], max_tokens=0, echo=True, logprobs=2)
     (choice,) = reply.choices
     assert choice.text == "<8><9>"

@@ -37,7 +37,7 @@ CELL = Cell()
 
 @dataclass(frozen=True)
 class Output:
-    """What a reader printed: its events, and the rest."""
+    """Output of a reader: its events, and the rest."""
 
     code: int
     events: list[dict[str, Any]]

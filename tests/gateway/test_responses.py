@@ -140,7 +140,7 @@ async def test_a_stream_that_is_lost_says_so_at_its_end(after):
     check_event(event)
 
 
-async def test_what_a_worker_refuses(ai, http, worker):
+async def test_refusals_of_a_worker(ai, http, worker):
     long = {"model": MODEL, "input": "x" * (CONTEXT + 1)}
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:

@@ -1,4 +1,4 @@
-"""What stays of a response: conversations, items, cancellations, deletions, and whose it is."""
+"""Stored responses: conversations, items, cancellations, deletions, and their owners."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_queued_response_is_cancelled_at_once(ai, http, redis_url, gatew
     assert kinds == ["response.created", "response.queued", "response.incomplete"]
 
 
-async def test_what_is_deleted_is_gone(ai, http, worker):
+async def test_a_deleted_response_is_gone(ai, http, worker):
     reply = await ai.responses.create(**HELLO, max_output_tokens=2)
     deleted = await http.delete(f"/v1/responses/{reply.id}")
     assert deleted.json() == {"id": reply.id, "object": "response", "deleted": True}

@@ -1,4 +1,4 @@
-"""What a tenant's key shows, and what only an operator's does."""
+"""Views of a tenant's key, and those of an operator's alone."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ async def calls_in(reply: httpx.Response) -> list[tuple[str, str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "llama3_json"])
-async def test_who_resumes_sees_the_same_calls(http, start_model, name):
+async def test_a_resumed_stream_has_the_same_calls(http, start_model, name):
     """Formats without JSON, and calls without markers, are read with the schemas of the request."""
     start_model(name, ANSWERS[name].text, step_seconds=0.01)
     asked = {**body("what will it be like?"), "model": name, "tools": TOOLS, "max_tokens": 400}

@@ -78,7 +78,7 @@ class Folder:
         return found
 
     def refusal(self) -> str:
-        """What is said, in one sentence."""
+        """The refusal in one sentence."""
         result = self.invoke()
         assert result.exit_code == 1
         assert isinstance(result.exception, SystemExit)

@@ -204,7 +204,7 @@ def test_doctor_finds_nothing_to_repair_here(cli: Cli) -> None:
 
 
 def diagnose(url: str, code: int = 0) -> dict[str, dict[str, str]]:
-    """What doctor finds at `url`, by name: here, because a process of its own would import torch each time."""
+    """Doctor's findings at `url`, by name: here, because a process of its own would import torch each time."""
     result = CliRunner().invoke(build_app(), ["doctor", "--json", "--redis-url", url])
     assert result.exit_code == code, result.output
     assert "secret" not in result.output

@@ -63,7 +63,7 @@ def test_products_without_a_kernel_for_their_codes_are_named(monkeypatch: pytest
         assert ("no kernel here reads the codes of qkv" in finding["found"]) == dequantises
 
 
-def test_what_a_worker_would_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_of_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding, weights = diagnose("--model", str(DATA / "ct-w4a16"), "--quantization", "int8")
     assert (finding["state"], weights) == ("error", None)
     assert finding["found"].endswith("is quantised already; leave --quantization out.")

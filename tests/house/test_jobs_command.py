@@ -1,4 +1,4 @@
-"""What `octavo jobs` tells scripts."""
+"""`octavo jobs` for scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shipped: the wheel, the Makefile, the containers."""
+"""Shipped parts: the wheel, the Makefile, the containers."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from octavo_worker.bench.report import encode
+
 ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 DOCUMENTS = [
@@ -23,7 +25,7 @@ def script_of(command: str) -> Path | None:
     if re.match(r"octavo bench (engine|quality|replay|service)\b", command):
         return BENCH
     script = re.match(r"(?:taskset -c \S+ )?(?:python )?(?:benchmarks/)?(\w+\.py)\b", command)
-    places = (ROOT / folder / script[1] for folder in ("benchmarks", "tests/faults") if script)
+    places = (ROOT / folder / script[1] for folder in ("benchmarks", "benchmarks/lab", "tests/faults") if script)
     return next((path for path in places if path.exists()), None)
 
 
@@ -44,6 +46,28 @@ def test_a_result_has_a_date_and_a_command_that_this_checkout_runs() -> None:
     assert RESULTS
     problems = [problem for path in RESULTS for problem in problems_of(path)]
     assert not problems, "\n".join(problems)
+
+
+def test_a_result_has_a_line_a_row() -> None:
+    texts = {path.name: path.read_text() for path in RESULTS}
+    others = [name for name, text in texts.items() if text != encode(json.loads(text)) + "\n"]
+    assert not others, f"not as octavo_worker.bench.report writes them: {others}"
+
+
+def test_a_table_has_a_line_a_row_and_everything_else_one_line() -> None:
+    runs = [{"seconds": [0.1] * 200}, {"seconds": [0.2] * 200}]
+    document = {"name": "é", "about": {"cores": 2}, "rows": [{"a": [1, 2]}, {"a": {}}], "empty": [], "runs": {8: runs}}
+    text = encode(document)
+    assert text.splitlines()[:6] == [
+        "{",
+        ' "name": "\\u00e9",',
+        ' "about": {"cores": 2},',
+        ' "rows": [',
+        '  {"a": [1, 2]},',
+        '  {"a": {}}',
+    ]
+    assert len(text.splitlines()) == 15, "a long table inside another value has a line a row, too"
+    assert json.loads(text) == document | {"runs": {"8": runs}}
 
 
 def test_a_result_is_quoted() -> None:

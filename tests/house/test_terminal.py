@@ -1,4 +1,4 @@
-"""What models, clients and servers wrote is shown by a terminal, never obeyed; redirected, it is exact."""
+"""Texts of models, clients and servers are shown by a terminal, never obeyed; redirected, they are exact."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAID = HOSTILE * 2
 
 
 def on_terminal(*arguments: str) -> str:
-    """What the terminal gets that standard output is."""
+    """Output on a terminal that is standard output."""
     ours, theirs = pty.openpty()
     got = b""
     process = Forked(light_server().address, [str(OCTAVO), *arguments], out=theirs)
@@ -54,7 +54,7 @@ def redirected(*arguments: str) -> str:
         return out.read().decode()
 
 
-async def test_what_a_model_writes(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_texts_of_a_model(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripted_worker, "text_of", lambda sequence, position: HOSTILE)
     run = ("run", "x", "--model", MODEL, "--max-tokens", "2", "--redis-url", redis_url)
 

@@ -1,4 +1,4 @@
-"""What `octavo top` makes of the workers' counts."""
+"""`octavo top`: figures from the workers' counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `octavo up` leaves behind, and `octavo demo` where there is no terminal."""
+"""`octavo up` and the files that it leaves behind, and `octavo demo` where there is no terminal."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def torch_alone() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_data() -> None:
-    """What fails fails again: also the one in a hundred whose eight bits lie next to the middle between two codes."""
+    """Equal data in every run, so that a failure fails again: also the one in a hundred whose eight bits lie next to
+    the middle between two codes."""
     torch.manual_seed(0)
 
 

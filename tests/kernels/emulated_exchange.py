@@ -63,7 +63,7 @@ class EmulatedGpus:
         self._threads = ThreadPoolExecutor(ranks)
 
     def each(self, call: Callable[[int], T]) -> list[T]:
-        """What it returns for each rank, all at once."""
+        """Results of `call` for each rank, all at once."""
         return list(self._threads.map(call, range(self.ranks)))
 
     def addend(self, rank: int, like: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class Ranks:
         return len(self._processes)
 
     def ask(self, name: str, **arguments: object) -> list[Any]:
-        """What each rank answers; all do it at once."""
+        """Answers of the ranks; all do it at once."""
         for connection in self._connections:
             connection.send((name, arguments))
         return [self._answer(rank) for rank in range(len(self._connections))]

@@ -1,4 +1,4 @@
-"""What a build of the plain kernels is made of, and what its module offers."""
+"""A build of the plain kernels: its sources, and its module's functions."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_eight_bits_of_every_token_and_head(level, dtype, cells, head_dim):
 
 @pytest.mark.parametrize("cells", EIGHT_BITS, ids=str)
 def test_rotated_and_normalised_keys_in_eight_bits(level, cells):
-    """What is rounded is the rotated key in float32, so that no other rounding comes before."""
+    """The rotated key is rounded in float32, so that no other rounding comes before."""
     qkv, norm = torch.randn(5, 10 * 64).to(torch.bfloat16), torch.randn(64).to(torch.bfloat16)
     slots, positions = torch.tensor([3, 20, 40, 16, 47]), torch.tensor([0, 9, 5, 77, 99])
     q = torch.empty(5, 6, 64, dtype=torch.bfloat16)

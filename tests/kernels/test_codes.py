@@ -1,4 +1,4 @@
-"""What codes stand for, as the CUDA kernels unpack them: compiled for the host, run with every code and zero point."""
+"""Values of codes, as the CUDA kernels unpack them: compiled for the host, run with every code and zero point."""
 
 from __future__ import annotations
 

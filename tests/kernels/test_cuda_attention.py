@@ -71,7 +71,7 @@ def test_prompts_without_decodes(gpu_batch, lengths, alone):
 @pytest.mark.beyond_plain
 @pytest.mark.parametrize("window", [0, 100])
 def test_few_queries_without_prompts(gpu_batch, window):
-    """What is computed as decodes are spares what longer queries and groups need."""
+    """Sequences computed as decodes spare the memory that longer queries and groups need."""
     most = few_queries(4, windowed=window > 0)
     lengths = [(1, 700), (4, 4), (3, 2000), (most, 600), (most, most)]
     queries, contexts = zip(*lengths, strict=True)
@@ -95,7 +95,7 @@ def test_sliding_window_over_many_tiles(gpu_batch, window, head_dim):
 @pytest.mark.beyond_plain
 @pytest.mark.parametrize("head_dim", [96, 128])
 def test_layers_share_a_plan(gpu_batch, head_dim):
-    """What blocks draw their work from is as it was when a call ends."""
+    """The counter from which blocks draw their work is as it was when a call ends."""
     batch = gpu_batch([(1, 3000), (300, 900), (9, 1500), (700, 700)], heads=16, kv_heads=8, head_dim=head_dim)
     chunks = chunk_count([3000, 900, 1500, 700], [1, 300, 9, 700], 2)
     plan = AttentionPlan(

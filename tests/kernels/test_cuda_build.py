@@ -110,7 +110,7 @@ def test_a_spill_or_a_warning_fails_the_build(build: Path, tmp_path: Path, sourc
     ],
 )
 def test_kernels_fit_chips_whose_multiprocessors_hold_fewer_threads(build: Path, kernel: str) -> None:
-    """Those beside attention, which takes minutes; `make kernels` builds all for every chip."""
+    """Kernels beside attention, which takes minutes; `make kernels` builds all for every chip."""
     done = compile_like(build, f"{kernel}.cu", architecture="86")
     assert done.returncode == 0, done.stderr[-4000:]
 

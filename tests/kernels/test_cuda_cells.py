@@ -138,7 +138,7 @@ def test_a_value_that_is_not_finite_is_seen(gpu_batch, dtype, cells):
     ("head_dim", "rotary"), [(24, 24), (64, 64), (64, 16), (80, 20), (128, 128), (256, 64), (512, 512)]
 )
 def test_rope_write(dtype, cells, norm, head_dim, rotary):
-    """What a query over one token at a time gives: K by its scores against unit queries, V as it is."""
+    """Results of a query over one token at a time: K by its scores against unit queries, V as it is."""
     tokens, heads, kv_heads = 17, 6, 2
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim).to(dtype)
     positions = torch.randint(0, 500, (tokens,))

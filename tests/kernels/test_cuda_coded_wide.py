@@ -25,7 +25,7 @@ NAMES = [f"{a.consumers}x{a.tokens}x{a.cluster}" for a in LAUNCHES]
 
 @pytest.fixture
 def launch(request, monkeypatch):
-    """What is chosen, whatever a product looks like."""
+    """The launch that is chosen for any product."""
     if not cuda.chip(torch.device("cuda", 0)).hopper:
         pytest.skip("a kernel for Hopper")
     monkeypatch.setattr(coded_choice, "choose_coded", lambda *_: request.param)
@@ -44,7 +44,7 @@ def make(kind, group, columns, depth, **options):
 
 
 def assert_product(got, x, matrix, bias=None, residual=None):
-    """Of the matrix, rounded once to the type of x: a float32 sum in some order, rounded."""
+    """Compares with the product of the matrix, rounded once to the type of x: a float32 sum in some order, rounded."""
     wide = [None if t is None else t.double() for t in (x, bias, residual)]
     rounded = matrix.to(x.dtype).double()
     expected = reference.linear(wide[0], rounded, wide[1], wide[2])

@@ -239,7 +239,7 @@ def test_gated_products_of_a_layer_are_one_launch(rows):
 )
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17])
 def test_norms_on_the_way_change_no_bit(dtype, columns, depth, rows):
-    """Whether a product normalises its rows itself depends on their number, which must not show."""
+    """A product normalises its rows itself or not, by their number, which must not show."""
     x, weight, bias, residual = make(rows, columns, depth, dtype)
     wide = torch.randn(rows, depth + 64, device="cuda").to(dtype)[:, :depth] * 30
     for rows_in, offset in ((x, 0.0), (wide, 1.0)):

@@ -160,7 +160,7 @@ def test_runs_of_several_groups_and_what_does_not_merge():
 
 
 def merges_runs(batch: Grouped, tiles: int) -> bool:
-    """Whether runs are merged for so many tiles of rows, as on Hopper, or none elsewhere."""
+    """True if runs are merged for so many tiles of rows, as on Hopper; elsewhere none are."""
     plan = batch.plan(shared_prefixes=True)
     batch.update(plan)
     return int(plan.header[-1]) == (tiles if torch.cuda.get_device_capability()[0] == 9 else 0)
@@ -237,7 +237,7 @@ def test_finished_history_is_read_early_and_nothing_else(monkeypatch, few_rows, 
 
 
 def test_a_beginning_that_the_same_call_writes(monkeypatch):
-    """Of prompts that come at once the first computes what all have in common, the others read it in the same step."""
+    """The first of several prompts computes their common beginning, the others read it in the same step."""
     monkeypatch.setattr(AttentionPlan, "few_rows", 0)
     members = [(0, 2112, 2112)] + [(0, 2049 + 7 * i, 1 + i % 3) for i in range(24)]
     batch = Grouped([2048], members)
@@ -368,7 +368,7 @@ def test_many_small_groups_of_short_suffixes(heads, kv_heads):
     [(16, 8, 200, 512), (9, 3, 280, 512), (128, 8, 26, 2048), (128, 8, 26, 5120)],
 )
 def test_folds_of_more_rows_than_run_at_once(heads, kv_heads, count, prefix):
-    """Of few partial results, of several, and of many, with runs among them or not."""
+    """Folds of few partial results, of several, and of many, with runs among them or not."""
     members = [(0, prefix + 2 + i % 20, 1) for i in range(count)] + [(1, 2100 + i, 1) for i in range(4)]
     members += [(-1, 700 * i + 1, 1) for i in range(9)]
     batch = Grouped([prefix, 2048], members, heads=heads, kv_heads=kv_heads, head_dim=128)

@@ -105,7 +105,7 @@ def test_a_query_sees_the_same_bits_however_its_prompt_is_cut(heads, kv_heads, h
     q = torch.randn(tokens, heads, head_dim, device="cuda").to(dtype)
 
     def attend(queries, contexts, rows):
-        """Of `queries[i]` rows up to `contexts[i]` tokens of sequence `rows[i]`."""
+        """Attention of `queries[i]` rows up to `contexts[i]` tokens of sequence `rows[i]`."""
         starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
         lens = torch.tensor(contexts).int().cuda()
         mine = torch.cat([q[end - count : end] for count, end in zip(queries, contexts, strict=True)])

@@ -65,7 +65,7 @@ class Case:
         return torch.cat([c.double() for c, _ in quantised], 1), torch.cat([s for _, s in quantised], 1)
 
     def expected(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What the product is, and what it may be off by before it is rounded."""
+        """The product, and its tolerance before it is rounded."""
         (codes, scales), weights = self.codes(x), self.weight.codes.double()
         if self.weight.scheme.codes is Codes.INT8:
             # Exact sums, then float32 operations in the order of the kernels.

@@ -1,4 +1,4 @@
-"""What needs no GPU of the exchange: which way a message goes, and what is refused."""
+"""The exchange without a GPU: which way a message goes, and what is refused."""
 
 from __future__ import annotations
 

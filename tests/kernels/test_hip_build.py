@@ -61,7 +61,7 @@ def test_machine_code_is_that_chips(built: tuple[Path, str]) -> None:
 
 
 def assembly(built: tuple[Path, str], tmp_path: Path, probe: str, *but: str) -> str:
-    """Of a kernel, compiled as norm.cu is, less the flags `but`."""
+    """Machine code of a kernel, compiled as norm.cu is, less the flags `but`."""
     source = tmp_path / "probe.cu"
     source.write_text(f'#include "device/common.cuh"\nnamespace octavo {{\n{PROBES[probe]}\n}}\n')
     (line,) = (line for line in built[1].splitlines() if "-x hip" in line and "/norm.cu -o " in line)

@@ -1,4 +1,4 @@
-"""What Python chooses with the plain kernels, and with a torch for AMD: nothing that is not there."""
+"""Choices of Python with the plain kernels, and with a torch for AMD: nothing that is not there."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_fp8_is_torchs_up_to_the_largest_and_saturates_there(floats: ctypes.CDLL
 
 
 def reached(source: Path, found: set[Path]) -> None:
-    """What a source includes in a build of the plain kernels."""
+    """Adds all that a source includes in a build of the plain kernels."""
     if source in found:
         return
     found.add(source)
@@ -119,7 +119,7 @@ def test_every_primitive_is_the_twin_of_one_in_ptx() -> None:
 
 
 def test_what_keeps_arithmetic_exact_is_asked_of_the_compiler() -> None:
-    """What each does is seen in machine code by test_hip_build.py, where there is the compiler."""
+    """Effects of the flags are seen in machine code by test_hip_build.py, where there is the compiler."""
     text = (CSRC / "hip/CMakeLists.txt").read_text()
     flags = re.search(r"set\(exact (.*?)\)", text)
     assert flags

@@ -100,7 +100,7 @@ class Waved:
     def attend(
         self, batch: Batch, scale: float, window: int = 0, softcap: float = 0.0, sinks: Tensor | None = None
     ) -> Tensor:
-        """Of a batch whose cache the module wrote."""
+        """Attention of a batch whose cache the module wrote."""
         q, tables, out = batch.q, batch.tables, torch.full_like(batch.q, float("nan"))
         heads = (q.shape[1], batch.layer.shape[-2], q.shape[2])
         contexts, queries = batch.context_lens.numpy(), batch.query_start.diff().numpy()
@@ -123,7 +123,7 @@ class Waved:
         return tokens
 
     def sample_in_parts(self, logits: Tensor, samples: Tensor, borders: Sequence[int]) -> Tensor:
-        """Of the tokens before the first border, between each and the next, and behind the last."""
+        """Samples of the tokens before the first border, between each and the next, and behind the last."""
         starts, ends = (0, *borders), (*borders, logits.shape[1])
         candidates, tokens = torch.full((len(starts), len(logits)), -7), torch.full((len(logits),), -7)
         for start, end, found in zip(starts, ends, candidates, strict=True):

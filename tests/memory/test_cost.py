@@ -1,4 +1,4 @@
-"""Whether a victim's memory moves or is given up, and what is said about it."""
+"""A victim's memory moves or is given up, by cost; the reason is counted."""
 
 from __future__ import annotations
 

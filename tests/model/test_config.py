@@ -1,4 +1,4 @@
-"""What a Hugging Face config says is what the decoder is told."""
+"""Hugging Face configs as the decoder's."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_draft_of_another_width_says_only_what_both_know(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("way", ["copies", "swap_out"])
-def test_what_it_computed_goes_where_the_target_moves_it(way: str, tmp_path: Path) -> None:
+def test_computed_blocks_go_where_the_target_moves_them(way: str, tmp_path: Path) -> None:
     target, draft = folder_of(tmp_path / "a"), folder_of(tmp_path / "b", num_hidden_layers=1)
     runner = load(target, draft, host_cache_bytes=1 << 20)
     prompt, said = [7, 30, 2, 41, 9] * 3, [5, 6, 11, 12]
@@ -105,7 +105,7 @@ def test_what_it_computed_goes_where_the_target_moves_it(way: str, tmp_path: Pat
     assert computed == [1, 1, 1, 1]
 
 
-def test_who_has_missed_much_keeps_nobody_from_drafting(tmp_path: Path) -> None:
+def test_a_sequence_that_missed_much_keeps_no_other_from_drafting(tmp_path: Path) -> None:
     runner = load(folder_of(tmp_path / "a"), folder_of(tmp_path / "b"), token_budget=16)
     assert runner.draft_model is not None
     steps = [decode([3], [1 + i % 40 for i in range(70)], 3, table=range(10, 20)), decode([3], [5, 6], 3)]

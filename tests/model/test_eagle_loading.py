@@ -52,7 +52,7 @@ def load(target: Path, head: Path | str, **options: Any) -> PagedRunner:
 
 
 def described(target: PreTrainedConfig | None = None, **differences: Any) -> Any:
-    """What becomes of a head's config.json beside a target."""
+    """A head's config.json as it is read beside a target."""
     ours = described_by(target or LlamaConfig(**SIZES), None)
     values = head_values(SIZES, **differences)
     named = {name: value for name, value in values.items() if name != "architectures"}
@@ -179,7 +179,7 @@ def test_random_weights_do_for_a_head_as_for_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["copies", "swap_out"])
 def test_features_go_where_the_target_moves_them(way: str, tmp_path: Path) -> None:
-    """Of blocks in which the head has computed nothing, too."""
+    """Features of blocks in which the head has computed nothing, too."""
     target = folder_of(tmp_path / "a")
     head = random_head(tmp_path / "b", target)
     runner = load(target, head, host_cache_bytes=1 << 20)
@@ -251,7 +251,7 @@ def test_what_cannot_guess_is_refused_with_the_reason(head: str, reason: str, tm
 
 
 def test_no_family_of_the_decoder_has_layers_for_several_tokens() -> None:
-    """What the refusal of `mtp` says: configs of such families name those layers."""
+    """The refusal of `mtp` is right: configs of such families name those layers."""
     names = ("mtp", "nextn", "num_nextn_predict_layers", "mtp_num_hidden_layers")
     with_such = [
         family

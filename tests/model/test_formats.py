@@ -1,4 +1,4 @@
-"""What another format of weights has to bring along: one kind of Linear, and how each part of a matrix is read."""
+"""Another format of weights brings along one kind of Linear, and how each part of a matrix is read."""
 
 from __future__ import annotations
 

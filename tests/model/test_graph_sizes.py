@@ -1,4 +1,4 @@
-"""What steps are padded to, so that a few graphs serve all of them."""
+"""Padded sizes of steps, so that a few graphs serve all of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> StepShapes:
 
 
 def sizes(queries: list[int], decodes: int, **options: Any) -> StepSizes:
-    """Of sequences with contexts of 100 tokens, each of which samples once."""
+    """Sizes of a step of sequences with contexts of 100 tokens, each of which samples once."""
     count = len(queries)
     flags = {"is_shared": False, "is_scored": False, "on_host": np.zeros(count, bool), "samples": count} | options
     return StepSizes(count, decodes, sum(queries), queries=np.array(queries), contexts=np.full(count, 100), **flags)

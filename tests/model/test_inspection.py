@@ -1,4 +1,4 @@
-"""What is said of a checkpoint without its weights is what a worker makes of it, down to the words of a refusal."""
+"""Inspection without weights agrees with a worker's loading, down to the words of a refusal."""
 
 from __future__ import annotations
 

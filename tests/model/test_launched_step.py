@@ -1,4 +1,4 @@
-"""What a step of a GPU says of drafts that the device has guessed: the device's events and memory are stand-ins."""
+"""Results of a GPU's step with drafts of the device: the device's events and memory are stand-ins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from octavo_worker.runner.cuda.packer import PackedStep
 from octavo_worker.runner.cuda.shapes import RaggedShape, StepSizes
 
 DRAFTS = st.lists(st.lists(st.tuples(st.integers(0, 999), st.booleans()), max_size=4), min_size=1, max_size=6)
-"""Of each decode: the tokens that are verified, and whether the device guesses them."""
+"""For each decode, the tokens that are verified, and whether the device guesses them."""
 
 
 def step_of(decodes: list[list[tuple[int, bool]]], prompt: int) -> LaunchedStep:
@@ -41,7 +41,7 @@ def step_of(decodes: list[list[tuple[int, bool]]], prompt: int) -> LaunchedStep:
 
 @given(DRAFTS, st.integers(1, 9))
 def test_drafts_are_those_that_were_computed(decodes: list[list[tuple[int, bool]]], prompt: int) -> None:
-    """Whether the host knew them or has to read them, with rows of all lengths."""
+    """Drafts that the host knew and drafts that it has to read, with rows of all lengths."""
     results = step_of(decodes, prompt).result().sequences
     assert [list(result.drafts) for result in results] == [*([token for token, _ in each] for each in decodes), []]
     sampled = [[answer.token for answer in result.samples] for result in results]

@@ -1,4 +1,4 @@
-"""What a Linear does at the end of a sublayer, and what another kind of Linear has to bring along."""
+"""A Linear at the end of a sublayer, and the parts that another kind of Linear has to bring along."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is allocated while a quantised checkpoint is read, or weights are drawn: the model, and one matrix more."""
+"""Memory while a quantised checkpoint is read, or weights are drawn: the model, and one matrix more."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_reading_takes_the_model_and_one_matrix(tmp_path: Path, method: str) -> 
 
 
 def measured(build: Callable[[], DecoderLayers], least: int) -> DecoderLayers:
-    """What is built, of so many bytes at least. No more was allocated at a time than that and one matrix."""
+    """The result of `build`, of so many bytes at least. No more was allocated at a time than that and one matrix."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         layers = build()
     held = most = 0

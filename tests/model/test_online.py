@@ -55,7 +55,7 @@ def checkpoint(folder: Path, config: PreTrainedConfig) -> dict[str, torch.Tensor
 
 
 def by_hand(weight: torch.Tensor, kind: str, group: int) -> torch.Tensor:
-    """What a row stands for when each of its groups is rounded by itself."""
+    """Values of a row whose groups are rounded one by one."""
     parts = []
     for part in weight.float().split(group, dim=1):
         low, high = part.amin(1, keepdim=True).clamp(max=0), part.amax(1, keepdim=True).clamp(min=0)

@@ -21,7 +21,7 @@ PROJECTIONS = {
 }
 LEFT_OUT = {"ct-ignored": {f"{LAYER}.self_attn.v_proj"}, "gptq-dynamic": {f"{LAYER}.self_attn.v_proj"}}
 ERROR = {"int4": 0.2, "int8": 0.02, "e4m3": 0.03, "e2m1": 0.13}
-"""Of a matrix, relative to its norm, at most."""
+"""Largest error of a matrix, relative to its norm."""
 ERROR_OF_GPTQ_IN_EIGHT_BITS = 0.08
 """GPTQ moves weights further than rounding does, to make up for the rounding of others."""
 
@@ -35,7 +35,7 @@ def precision(part: Parts) -> str:
 
 
 def unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What AWQ leaves as it was: it moves factors between a norm or a row and the columns that read it."""
+    """The part that AWQ leaves as it was: it moves factors between a norm or a row and the columns that read it."""
     state = {name: tensor.float() for name, tensor in state.items()}
     for norm, readers in (
         ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),

@@ -1,4 +1,4 @@
-"""What is wrong with a quantised checkpoint is said in a sentence before anything is served."""
+"""Faults of a quantised checkpoint are said in a sentence before anything is served."""
 
 from __future__ import annotations
 

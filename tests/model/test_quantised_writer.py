@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 DEMO = Path(__file__).parents[2] / "worker" / "octavo_worker" / "bundled" / "demo"
 ERROR = {"4": 0.16, "8": 0.012, "fp8": 0.03, "fp4": 0.13}
-"""Of a matrix of the tiny Llama, relative to its norm."""
+"""Error of a matrix of the tiny Llama, relative to its norm."""
 DIVERGENCE = {"4": 0.01, "8": 0.001, "fp8": 0.001, "fp4": 0.01}
 """Mean Kullback-Leibler divergence in nats a token, of the demo model's predictions."""
 
@@ -49,7 +49,7 @@ def test_written_tensors_are_of_the_names_types_and_shapes_of_the_tools_and_near
 
 @pytest.fixture(scope="module")
 def ids() -> torch.Tensor:
-    """What the demo model says by itself."""
+    """Text of the demo model by itself."""
     torch.manual_seed(3)
     start = torch.tensor([[json.loads((DEMO / "config.json").read_text())["bos_token_id"]]] * 4)
     return demo().generate(start, do_sample=True, max_new_tokens=96, eos_token_id=None, pad_token_id=0)

@@ -1,4 +1,4 @@
-"""What rows have beside their hidden states reaches every product that reads it."""
+"""The context of rows reaches every product that reads it."""
 
 from __future__ import annotations
 

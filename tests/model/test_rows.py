@@ -29,8 +29,8 @@ def test_there_may_be_more_rows_than_tokens() -> None:
 def test_a_shortened_model_makes_every_product_of_a_step(
     chosen: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of as many rows: the last block has fewer of them than the others, and what is not tried before a graph is
-    captured may be impossible in it, such as making a library's handle."""
+    """Products of as many rows: the last block has fewer of them than the others, and what is not tried before a graph
+    is captured may be impossible in it, such as making a library's handle."""
     made = set[tuple[object, ...]]()
     for name in ("linear", "gated_linear"):
         product = getattr(ops, name)

@@ -1,4 +1,4 @@
-"""What a plan asks for is what the runner does: copies first, one answer a sequence, blame where it belongs."""
+"""A runner does what its plan asks for: copies first, one answer a sequence, blame where it belongs."""
 
 from __future__ import annotations
 

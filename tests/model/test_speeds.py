@@ -1,4 +1,4 @@
-"""What a worker measures of its machine, on machines whose speeds are known."""
+"""A worker's measurements of its machine, on machines whose speeds are known."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def make_packer(rows: int = ROWS, first_host_block: int | None = None) -> Packer
 
 
 class Device:
-    """What a device keeps from step to step."""
+    """State that a device keeps from step to step."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.tables = torch.zeros((ROWS, BLOCKS), dtype=torch.int32, device=device)

@@ -58,7 +58,7 @@ def test_a_config_that_lacks_what_its_family_needs_is_refused(tmp_path: Path) ->
 
 
 def test_random_weights_are_drawn_on_their_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a mixture's experts took minutes on a CPU."""
+    """The weights of a mixture's experts took minutes on a CPU."""
     Qwen3MoeConfig(
         vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
         num_experts=4, moe_intermediate_size=8,

@@ -45,7 +45,7 @@ def beams(id: str, prompt: list[int], case: dict[str, object]) -> AddRequest:
 
 
 def transformers_beams(pair: Pair, prompt: list[int], case: dict[str, object]) -> list[list[int]]:
-    """What `generate` returns, without padding."""
+    """Results of `generate`, without padding."""
     eos = case.get("eos")
     ids = torch.tensor([prompt])
     generated = pair.oracle.generate(

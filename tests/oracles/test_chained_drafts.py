@@ -100,7 +100,7 @@ def test_a_window_that_was_right_to_its_end_costs_no_pass() -> None:
     assert computed[1:] == [2, *[1] * (MOST - 1)] * 5
 
 
-def test_what_it_missed_is_caught_up_in_pieces() -> None:
+def test_missed_tokens_are_caught_up_in_pieces() -> None:
     runner = load_with("demo", "demo", token_budget=16, max_running=8)
     asked = [request(str(i), [5 + i, *range(100, 190)], max_tokens=30, temperature=1.0, seed=i) for i in range(3)]
     answers = Engine(runner, token_budget=16).run(asked)

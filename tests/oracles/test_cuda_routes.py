@@ -51,7 +51,7 @@ def logprobs(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
 
 
 def routing(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
-    """What every router gives each expert, `[routers, T, experts]`; none of a dense model."""
+    """Weights that every router gives each expert, `[routers, T, experts]`; none of a dense model."""
     gates = [module for module in model.modules() if type(module).__name__.endswith("Router")]
     given: list[torch.Tensor] = []
     hooks = [gate.register_forward_hook(lambda gate, args, output: given.append(output[0])) for gate in gates]

@@ -77,7 +77,7 @@ def test_no_bit_tells_of_drafts(runner: ModelRunner, requests: list[AddRequest],
     assert_same(answers, plain)
 
 
-def test_who_knows_all_is_never_wrong(runner: ModelRunner) -> None:
+def test_a_drafter_that_knows_all_is_never_wrong(runner: ModelRunner) -> None:
     asked = [
         request(str(i), [5 + i, 9, 30 + i], max_tokens=1 + 6 * (MOST + 1), temperature=0.9, seed=i) for i in range(8)
     ]

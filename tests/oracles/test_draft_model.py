@@ -135,7 +135,7 @@ def test_another_engine_goes_on_amid_a_window() -> None:
     orphans.assert_gone_on(drafted)
 
 
-def test_what_it_missed_is_caught_up_in_pieces() -> None:
+def test_missed_tokens_are_caught_up_in_pieces() -> None:
     """A step computes no more of it than of prompts. What is not there yet is decoded without drafts meanwhile."""
     runner = load_with("demo", "demo", token_budget=16, max_running=8)
     asked = [request(str(i), [5 + i, *range(100, 190)], max_tokens=30, temperature=1.0, seed=i) for i in range(3)]
@@ -163,7 +163,7 @@ def test_prefixes_that_are_shared_are_computed_once(twins_of: Callable[[str], Pa
 
 
 def test_a_grammar_beside_a_draft_model() -> None:
-    """What it forces is verified as ever, the model guesses for the others."""
+    """Forced tokens are verified as ever, the model guesses for the others."""
     runner = with_bundled_draft("bfloat16")
     asked = [request(f"g{i}", [0, 9, 70 + i], grammar=FORM, temperature=1.0, seed=i, max_tokens=60) for i in range(3)]
     asked += [request(f"p{i}", [0, 9, 70 + i], temperature=1.0, seed=i, max_tokens=60) for i in range(3)]

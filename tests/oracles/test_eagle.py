@@ -70,7 +70,8 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> PagedRunner:
 
 
 def asked_of_knowing() -> list[AddRequest]:
-    """Of unlike beginnings: of sequences that share a block only the last to go on has its own key at its end."""
+    """Requests of unlike beginnings: of sequences that share a block only the last to go on has its own key at its
+    end."""
     rng = random.Random(2)
     samplings: list[dict[str, Any]] = [
         {},
@@ -158,7 +159,7 @@ def test_another_engine_goes_on_amid_a_window(knowing: PagedRunner) -> None:
 
 
 def test_steps_without_drafts_between_leave_features_as_well(knowing: PagedRunner) -> None:
-    """Of a text that has been going on for long without drafts, all that the head missed is there."""
+    """All that the head missed is there, of a text that has been going on for long without drafts."""
     asked = [request("a", [4, 50, 31], max_tokens=80, temperature=1.0)]
     answers, engine = Engine(knowing).run(asked), Engine(knowing)
     engine.run(asked)
@@ -168,7 +169,7 @@ def test_steps_without_drafts_between_leave_features_as_well(knowing: PagedRunne
     assert again.tokens["a"][0] == answers.tokens["a"][0][60:]
 
 
-def test_what_it_missed_is_caught_up_in_pieces(tmp_path: Path) -> None:
+def test_missed_tokens_are_caught_up_in_pieces(tmp_path: Path) -> None:
     runner = load(*knowing_pair(tmp_path), dtype="float32", token_budget=16, max_running=8)
     asked = [request(str(i), [5 + i, *range(10, 100)], max_tokens=30, temperature=1.0, seed=i) for i in range(3)]
     answers = Engine(runner, token_budget=16).run(asked)
@@ -192,7 +193,7 @@ def test_prefixes_that_are_shared_are_computed_once(knowing: PagedRunner) -> Non
 
 
 def test_a_grammar_beside_a_head(with_random_head: Callable[[str], PagedRunner]) -> None:
-    """What it forces is verified as ever, the head guesses for the others."""
+    """Forced tokens are verified as ever, the head guesses for the others."""
     runner = with_random_head("bundled")
     asked = [request(f"g{i}", [0, 9, 70 + i], grammar=FORM, temperature=1.0, seed=i, max_tokens=60) for i in range(3)]
     asked += [request(f"p{i}", [0, 9, 70 + i], temperature=1.0, seed=i, max_tokens=60) for i in range(3)]

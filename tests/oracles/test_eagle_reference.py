@@ -46,7 +46,7 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[int, ...], str, bool]] = {
     ),
     "another name": ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 40}, (2, 3, 4), "layers.0.", True),
 }  # fmt: skip
-"""What config.json says, the hidden states that are meant, the names of tensors, and whether the head embeds."""
+"""Fields of config.json, the hidden states that are meant, the names of tensors, and whether the head embeds."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ RUNS = count(1)
 def drafts_of(
     runner: PagedRunner, prompt: list[int], said: list[int], wanted: int, table: list[int], run: int, heat: float = 0.8
 ) -> list[int]:
-    """Those of a step that verifies so many behind what was said."""
+    """Drafts of a step that verifies so many behind what was said."""
     spec = SampleSpec(EngineSampling(seed=9, max_tokens=99, temperature=heat), 0, prompt, said)
     tokens, rows = (said[-1], *(UNKNOWN,) * wanted), tuple(range(1 + wanted)) if wanted else ()
     start = len(prompt) + len(said) - 1

@@ -25,7 +25,7 @@ OFFSETS = [1, 7, 16, 29]
 
 
 class Bits(NamedTuple):
-    """Of the cache and of the weights; "auto": bfloat16."""
+    """Types of the cache and of the weights; "auto": bfloat16."""
 
     cache: str
     weights: str

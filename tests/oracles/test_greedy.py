@@ -41,7 +41,7 @@ def batched(pair: Callable[[str], Pair]) -> Callable[[str], list[list[int]]]:
 
 
 def teacher_forced(pair: Pair, prompt: list[int], output: list[int]) -> list[int]:
-    """What transformers picks after the prompt and after each prefix of `output`: equal to `output` exactly if
+    """Tokens that transformers picks after the prompt and after each prefix of `output`: equal to `output` exactly if
     `output` is the greedy continuation."""
     with torch.inference_mode():
         logits = pair.oracle(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]

@@ -122,7 +122,7 @@ def test_prompt_logprobs_of_a_long_prompt(cpu_pair: Callable[[str], Pair]) -> No
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox"])
 def test_models_read_what_was_gathered_as_they_read_the_cache(name: str, pair: Callable[[str], Pair]) -> None:
-    """What CUDA does with a prompt's chunk; both routes do it anywhere."""
+    """CUDA does so with a prompt's chunk; both routes do it anywhere."""
     runner = pair(name).runner
     steps = [SequenceStep(prompt(100), 0, list(range(1, 8))), SequenceStep(prompt(37, 2), 0, [9, 12, 11])]
     features = []

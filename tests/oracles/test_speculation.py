@@ -75,7 +75,7 @@ GRAMMARS: list[dict[str, Any]] = [
 
 
 def requests_for(name: str) -> list[AddRequest]:
-    """Of all samplings, some in lines that repeat, some that begin alike."""
+    """Requests of all samplings, some in lines that repeat, some that begin alike."""
     rng = random.Random(3)
     line = [rng.randrange(200) for _ in range(9)]
     made = []
@@ -118,7 +118,7 @@ PROPOSERS = proposers(chance=0.5)
 @pytest.mark.full(but="every value")
 @pytest.mark.parametrize("proposer", PROPOSERS)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "bundled", "two ranks"])
-def test_whoever_guesses(
+def test_any_drafter_gives_the_same_answers(
     kind: str, proposer: str, runner_of: Callable[[str], ModelRunner], plain: Callable[[str], Answers]
 ) -> None:
     requests, answers = requests_for(KINDS[kind][0]), plain(kind)

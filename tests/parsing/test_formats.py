@@ -1,4 +1,4 @@
-"""What each family's models generate is taken apart, however the text arrives and wherever it ends."""
+"""Answers of each family are taken apart, however the text arrives and wherever it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a text is inside a thought, whatever the pieces in which it comes."""
+"""Thoughts are measured alike in any pieces in which a text comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client sees of a stream: deltas as early as they are certain, ids that never change, formats by name."""
+"""A stream as a client sees it: deltas as early as they are certain, ids that never change, formats by name."""
 
 from __future__ import annotations
 

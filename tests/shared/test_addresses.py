@@ -71,7 +71,7 @@ def told(error: BaseException) -> Iterator[str]:
 
 
 async def messages_of(url: str) -> list[str]:
-    """What a person or a log is told of an address, up to the first command that fails."""
+    """Messages about an address to a person or a log, up to the first command that fails."""
     texts = [shown(url)]
     attempts: tuple[Callable[[], object], ...] = (
         lambda: parse_address(url),

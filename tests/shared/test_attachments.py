@@ -1,4 +1,4 @@
-"""What is attached to a job lives as long as the job does, and goes when it is erased."""
+"""An attachment lives as long as its job does, and goes when that is erased."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ LONG = tuple(range(100))
 
 
 def rung(world: Any) -> bool:
-    """Whether the bell has been rung. Answers it."""
+    """True if the bell has been rung. Answers it."""
     return world.redis.lpop(world.keys.bell("toy")) is not None
 
 

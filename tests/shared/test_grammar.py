@@ -1,4 +1,4 @@
-"""What a gateway finds out about a grammar without a model: whether it compiles, and where it does not."""
+"""A gateway's check of a grammar without a model: whether it compiles, and where it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What earlier versions wrote into a Redis is read as they meant it, and written the same way."""
+"""Frames that earlier versions wrote into a Redis are read as they meant them, and written the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway asks for costs one round trip each."""
+"""Each question of the gateway costs one round trip."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Person(BaseModel):
     ],
     ids=str,
 )
-def test_what_clients_write(fields: Any, grammar: Grammar | None) -> None:
+def test_spellings_of_clients(fields: Any, grammar: Grammar | None) -> None:
     request = build_request("x", model="demo", **fields)
     assert request.grammar == grammar
     assert wire.decode_request(wire.encode_request(request)) == request

@@ -131,7 +131,7 @@ async def test_one_that_is_refused_at_first_is_submitted_until_it_is_taken(tmp_p
 
 
 @pytest.mark.parametrize("ask", ["info", "result", "stream"])
-async def test_whoever_asks_at_once_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+async def test_a_reader_that_asks_at_once_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
     monkeypatch.setattr(submissions, "_PING_S", 60.0)
     async with killable_service(tmp_path) as (server, client, connection):
         with forgotten_by(server, tmp_path):

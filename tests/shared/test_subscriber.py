@@ -108,7 +108,7 @@ async def test_a_job_may_be_over_before_the_reply_to_its_submission(
     assert await reads_of_streams(connection) == before
 
 
-async def test_what_nobody_asks_for_is_forgotten_and_can_still_be_read(client: AsyncClient, connection: Any) -> None:
+async def test_an_unread_stream_is_forgotten_and_can_still_be_read(client: AsyncClient, connection: Any) -> None:
     job = await client.submit("hi", model=fake.MODEL, follow=True)
     assert await connection.hexists(client._keys.job(job.id), "gw")
     async with asyncio.timeout(STALL_S):

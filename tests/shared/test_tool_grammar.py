@@ -48,7 +48,7 @@ class Model:
         return self.compiler.compile(grammar)
 
     def accepts(self, grammar: Grammar | None, text: str) -> bool:
-        """Whether a whole answer obeys the grammar."""
+        """True if a whole answer obeys the grammar."""
         matcher = self.matcher(grammar)
         ids = self.encode(text)
         return matcher.accept(ids) == len(ids) and matcher.may_end

@@ -146,7 +146,7 @@ def _knowing_target(folder: Path) -> dict[str, Tensor]:
 
 
 def _blank(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of the same shapes: norms that scale by one, all else zero."""
+    """Tensors of the same shapes: norms that scale by one, all else zero."""
     return {name: torch.full_like(tensor, float("norm" in name)) for name, tensor in tensors.items()}
 
 

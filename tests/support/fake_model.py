@@ -1,4 +1,4 @@
-"""What the fake model says: hashes of everything before. And a step of it that chooses late."""
+"""The fake model's tokens: hashes of everything before. And a step of it that chooses late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo_worker.contract.step import Done, Masks, StepError, StepResult
 
 
 def next_token(history: Sequence[int], seed: int, index: int, vocab_size: int, forbidden: Collection[int] = ()) -> int:
-    """What the fake model says after `history`."""
+    """The fake model's token after `history`."""
     digest = blake2b(repr((list(history), seed, index)).encode(), digest_size=8).digest()
     token = int.from_bytes(digest, "big") % vocab_size
     while token in forbidden:

@@ -177,7 +177,7 @@ class FakeRunner:
             assert tokens <= min(step.start for step in members), "tokens are shared that are not computed"
 
     def _remember(self, step: SequenceStep) -> None:
-        """Of a table that was seen before, only what lies from the block written next on may be new."""
+        """Checks a table that was seen before: only entries from the block written next on may be new."""
         assert step.run_id > 0, "a step without the number of its run"
         known = self._tables.get(step.run_id, [])[: step.start // self.block_size]
         for before, now in zip(known, step.block_table, strict=False):

@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass
 class Program:
-    """What a fork is to run. `words` are those after `python`: a file or `-m` and a module, and arguments. `places` are
+    """Work of a fork. `words` are those after `python`: a file or `-m` and a module, and arguments. `places` are
     the numbers that the descriptors have there which travel with the request."""
 
     words: Sequence[str]
@@ -119,7 +119,7 @@ class Server:
         return None
 
     def _leave(self, parent: int, places: Sequence[int], descriptors: Sequence[int]) -> None:
-        """Of a fork: nothing of the server stays, and what has come with the request is in its places."""
+        """Begins a fork: nothing of the server stays, and what has come with the request is in its places."""
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)

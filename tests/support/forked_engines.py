@@ -19,7 +19,7 @@ start_any = asyncio.create_subprocess_exec
 
 
 class ForkedEngine:
-    """What `octavo_worker.agent.child` takes from `asyncio.subprocess.Process`."""
+    """The part of `asyncio.subprocess.Process` that `octavo_worker.agent.child` takes."""
 
     def __init__(self, forked: Forked, stderr: asyncio.StreamReader) -> None:
         self.pid = forked.pid

@@ -1,4 +1,4 @@
-"""What `CudaRunner` and its ranks ask of a GPU, with the CPU for it: everything is done when it is launched.
+"""A GPU for `CudaRunner` and its ranks, which is the CPU: everything is done when it is launched.
 
 Kernels are those of the CPU, so steps are not padded, and there are neither graphs nor plans. What remains is what the
 runner, the sampler and the ranks do around kernels.
@@ -66,7 +66,7 @@ class Group(CpuGroup):
 
 
 def draw_part(logits: Tensor, samples: Tensor, first: int) -> Tensor:
-    """What is reached, as bits, beside the tokens."""
+    """Best values as bits, beside the tokens."""
     floors = torch.full((len(logits),), ALL)
     tokens, reached = sample_part(logits.float().contiguous(), samples.contiguous(), first, floors)
     return torch.stack((reached.double().view(torch.int64), tokens), dim=1)

@@ -1,4 +1,4 @@
-"""What a process holds on to: for tests that look for leaks."""
+"""Memory that a process holds on to: for tests that look for leaks."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _GLANCE_S = 0.5
 
 
 class Guardian:
-    """Of this process, which it ends `grace_s` seconds after the limit that it was told last."""
+    """Guardian of this process, which it ends `grace_s` seconds after the limit that it was told last."""
 
     def __init__(self, *, grace_s: float) -> None:
         os.environ[VARIABLE] = mark = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""What happened in a run with faults, and whether it may have: the invariants of the queue protocol.
+"""History of a run with faults, and its check against the invariants of the queue protocol.
 
 The history is taken from three sides that know nothing of each other: what clients sent and heard, which writes the
 workers saw accepted, and what the server holds in the end.

@@ -1,4 +1,4 @@
-"""What each package may import. Read from the syntax trees, so that lazy and type-checking imports count too."""
+"""Allowed imports of each package. Read from the syntax trees, so that lazy and type-checking imports count too."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ async def killable_service(
 
 @contextmanager
 def forgotten_by(server: EmbeddedServer, folder: Path) -> Iterator[None]:
-    """What a `killable_server(folder)` is told inside is gone afterwards: it is killed at the end and comes back with
-    what it knew at the beginning, as after a loss of power."""
+    """Writes to a `killable_server(folder)` inside of this are gone afterwards: it is killed at the end and comes back
+    with the state of the beginning, as after a loss of power."""
     log, kept = folder / "data" / "appendonlydir", folder / "kept"
     shutil.copytree(log, kept)
     yield

@@ -1,4 +1,4 @@
-"""What the tensors of a quantised checkpoint mean, in a few lines a format. Shares nothing with what it is to judge.
+"""Values of a quantised checkpoint's tensors, in a few lines a format. Shares nothing with what it is to judge.
 
 Formulas and packing are from the documents and the sources of the tools that write the formats; tests compare the
 result with those tools' own answers.

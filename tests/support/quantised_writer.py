@@ -17,7 +17,7 @@ E4M3 = torch.finfo(torch.float8_e4m3fn).max
 E2M1_MIDDLES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 """Between the magnitudes of the codes 0 to 7 of a float of two exponent bits and one mantissa bit."""
 AWQ_COLUMNS = [0, 2, 4, 6, 1, 3, 5, 7]
-"""Of eight columns, the one that each four bits of a word hold, from the lowest."""
+"""Column of eight that each four bits of a word hold, from the lowest."""
 
 Tensors = dict[str, Tensor]
 
@@ -144,7 +144,7 @@ CONVERTERS: dict[str, Callable[[Tensor], Tensors]] = {
     "fp8-block": partial(fp8, block=(128, 128), scale_name="weight_scale_inv", dtype=torch.float32),
     "fp8-tensor-dynamic": partial(fp8, block=None, scale_name="weight_scale", dtype=torch.float32),
 }
-"""What each form stores in place of a weight; names are those of the folders of `STORED`."""
+"""Tensors that each form stores in place of a weight; names are those of the folders of `STORED`."""
 
 
 def round_to_nearest(source: Path, form: str, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a client and an operator see of a queue, and what the fake model answers."""
+"""A queue as clients and operators see it, and the fake model's answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Answers = list[list[tuple[tuple[int, ...], str, str | None]]]
 
 @dataclass
 class Queue:
-    """What a client and an operator can do, one call each."""
+    """Actions of a client and an operator, one call each."""
 
     connection: redis.Redis
     cell: Cell
@@ -84,7 +84,7 @@ class Queue:
 
 
 def expected(prompt: list[int], count: int, *, seed: int = 1, index: int = 0) -> list[int]:
-    """What the fake model answers."""
+    """The fake model's answer."""
     history = list(prompt)
     for _ in range(count):
         history.append(next_token(history, seed, index, VOCABULARY))
@@ -100,6 +100,6 @@ def known_queue(connection: redis.Redis) -> Queue:
 
 
 def answers(results: list[Result]) -> Answers:
-    """What completed jobs say, by job and sequence."""
+    """Answers of completed jobs, by job and sequence."""
     assert all(result.status is JobStatus.COMPLETED for result in results)
     return [[(s.token_ids, s.text, s.finish_reason) for s in result.sequences] for result in results]

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def on_ranks(count: int, work: Callable[[CpuGroup], T], slot_bytes: int = 1 << 12) -> list[T]:
-    """What `work` gives on each of `count` ranks. Rank 0 is this thread: what its process does is what others see."""
+    """Results of `work` on each of `count` ranks. Rank 0 is this thread: others see what its process does."""
     descriptor = os.memfd_create("ranks")
     try:
         groups = [CpuGroup(RankMemory(descriptor, rank, slot_bytes), rank) for rank in ranks_of(count)]
@@ -43,7 +43,7 @@ def ranks_of(count: int) -> list[Rank]:
 def logits_on_ranks(
     options: ModelOptions, count: int, steps: Sequence[SequenceStep], change: Callable[[CausalModel], object] = id
 ) -> list[torch.Tensor]:
-    """Of every token of a step, as each rank gathers them, after a `change` of its model."""
+    """Logits of every token of a step, as each rank gathers them, after a `change` of its model."""
     descriptor = os.memfd_create("ranks")
 
     def work(rank: Rank) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What others say a response and its events are: the published Open Responses schemas, and the `openai` package."""
+"""Responses and their events by others: the published Open Responses schemas, and the `openai` package."""
 
 from __future__ import annotations
 

@@ -57,5 +57,5 @@ async def with_status(ai, response_id, status):
 
 
 async def has_tokens(http, response_id, count):
-    """Whether its job has stored so many."""
+    """True if its job has stored so many."""
     return (await http.get(f"/v1/jobs/{job_of(response_id)}")).json()["tokens"] >= count

@@ -118,12 +118,12 @@ class ScriptedWorker:
         await self._redis.aclose()
 
     async def tell_progress(self, job_id: str, progress: Progress) -> bool:
-        """What the owner of a beam search says now and then. False while it is not ours."""
+        """Reports progress, as the owner of a beam search does now and then. False while it is not ours."""
         token = self._owned.get(job_id, "")
         return await run(self._redis, self._cell.progress(job_id, token, progress))
 
     async def expire_stream(self, job_id: str) -> None:
-        """What happens an hour after a job's end."""
+        """Removes the stream, as happens an hour after a job's end."""
         await self._redis.delete(Keys().stream(job_id))
 
     async def _beats(self) -> None:

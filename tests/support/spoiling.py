@@ -194,7 +194,7 @@ class LiveCell:
         return self.run(CELL.claim(MODEL, "w1", max_jobs=max_jobs, max_tokens=1 << 20, lease_ms=LEASE_MS, idle=idle))
 
     def generate(self, claim: Claim, start: int | None = None) -> None:
-        """What a worker does: all that is left of a job, and what it does where the server refuses it."""
+        """Plays a worker: generates all that is left of a job, and reacts where the server refuses it."""
         offset = claim.offset if start is None else start
         try:
             for _ in range(5):

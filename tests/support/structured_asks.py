@@ -60,7 +60,7 @@ class Answer:
 
     @property
     def said(self) -> tuple[Any, ...]:
-        """What another job with the same seed says as well."""
+        """The part of an answer that another job with the same seed has as well."""
         return self.content, self.reasoning, self.calls, self.finish_reason, max(self.counts, default=0)
 
     @property
@@ -115,7 +115,7 @@ def is_valid(text: str, schema: Any) -> bool:
 
 
 def obeys(answer: Answer, ask: Ask) -> bool:
-    """Whether a finished answer has the form that was asked for. Raises Unchecked."""
+    """True if a finished answer has the form that was asked for. Raises Unchecked."""
     calls = all(name in ask.tools and is_valid(arguments, ask.tools[name]) for name, arguments in answer.calls)
     return calls and (ask.schema is None or is_valid(answer.content, ask.schema))
 

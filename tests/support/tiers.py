@@ -42,7 +42,7 @@ def only_full(values: Iterable[Any]) -> list[Any]:
 
 
 def tier_of(config: pytest.Config) -> str:
-    """What `--tier` says. Without it the quick one, but a test that is named is run."""
+    """The tier that `--tier` names. Without it the quick one, but a test that is named is run."""
     is_named = any("::" in argument for argument in config.args)
     return config.getoption("tier") or ("full" if is_named else "quick")
 

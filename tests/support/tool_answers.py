@@ -1,4 +1,4 @@
-"""What a model of each family writes when it thinks and says something, where it can, and calls two tools."""
+"""Answers of a model of each family that thinks and says something, where it can, and calls two tools."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _REASONING = {
 
 
 def format_of(name: str) -> AnswerFormat:
-    """What the worker says of an answer of a family."""
+    """The worker's description of an answer of a family."""
     return AnswerFormat(name, _REASONING.get(name, "none"), opened=name == "deepseek_v3")
 
 

@@ -1,4 +1,4 @@
-"""What a draft model computes."""
+"""Record of a draft model's computations."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import scheduler_for
 
 TEMPERATURES = (0.0, 0.4, 0.6, 0.8, 1.0, 1.0)
-"""Of the teacher's texts, in turns."""
+"""Temperatures of the teacher's texts, in turns."""
 SHARPENED = 0.6
 """The second temperature at which distributions are compared."""
 
@@ -57,7 +57,7 @@ def windows(tokenizer: PreTrainedTokenizerFast, text: str, context: int, rng: ra
 
 
 def write_texts(beginnings: list[list[int]], args: argparse.Namespace) -> Tensor:
-    """What the teacher says after 16 to 80 tokens of the text, filled up to the context, by octavo itself."""
+    """The teacher's answers to 16 to 80 tokens of the text, filled up to the context, by octavo itself."""
     options = ModelOptions(model=str(args.teacher), device="cpu", threads=args.threads, max_running=64)
     runner, rng = load_runner(options), random.Random(args.seed)
     scheduler = scheduler_for(runner, options)
@@ -99,8 +99,8 @@ def logits_of(model: LlamaForCausalLM, head: Tensor, lessons: Lessons) -> tuple[
 
 @torch.inference_mode()
 def agreement(model: LlamaForCausalLM, head: Tensor, lessons: Lessons) -> dict[str, float]:
-    """Of positions: how often both choose the same with equal noise, at some temperatures, and how often the draft's
-    most likely token is what the teacher chooses."""
+    """Shares of positions: how often both choose the same with equal noise, at some temperatures, and how often the
+    draft's most likely token is what the teacher chooses."""
     model.eval()
     generator, same = torch.Generator().manual_seed(1), dict[str, list[Tensor]]()
     for at in range(0, len(lessons.ids), 4):

@@ -1,4 +1,4 @@
-"""What the protocol says beside the messages: headers, control events, cursors, entity tags."""
+"""Parts of the protocol beside the messages: headers, control events, cursors, entity tags."""
 
 from __future__ import annotations
 

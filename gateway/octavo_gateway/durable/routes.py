@@ -28,10 +28,10 @@ from octavo_gateway.jobs.owned import check_id, check_owner
 from octavo_gateway.state import Gateway
 
 MOST_MESSAGES = 4096
-"""Of one answer: a reader asks again for more."""
+"""Most messages of one answer: a reader asks again for more."""
 
 CONNECTION_S = 60.0
-"""Of a live stream, as the protocol recommends; its reader connects again."""
+"""Longest time of a live stream's connection, as the protocol recommends; its reader connects again."""
 
 _JSON = {"Content-Type": "application/json"}
 
@@ -68,7 +68,7 @@ async def read(
     cursor: Annotated[str | None, Query(description="`Stream-Cursor` of an earlier answer.")] = None,
 ) -> Response:
     """A job's log by the read protocol of Durable Streams: JSON messages, one a token and one at the end, like the data
-    of the events of `/stream`."""
+    of the events of `/stream`. `400` for an offset without a meaning."""
     if len(request.query_params.getlist("offset")) > 1:
         raise _invalid_offset("several offsets: send one")
     if live is not None and offset is None:
@@ -106,7 +106,7 @@ class JobLog:
         return Offset(end.offset, info.status.is_terminal, end.epoch)
 
     async def batch(self, start: Offset) -> Batch:
-        """What is stored beyond `start`. Raises JobNotFound, and ApiError for an offset without a meaning."""
+        """Messages that are stored beyond `start`. Raises JobNotFound, and ApiError for an offset without a meaning."""
         page = await self._gateway.client.page(self._job_id, start.position)
         check_owner(page.info, self._tenant)
         _check_offset(page, start)

@@ -62,6 +62,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._expect_request()
 
     def on_headers_complete(self) -> None:
+        """The parser's call at the end of a head. Raises ValueError, which stops the parser, for one that is
+        refused."""
         self._pending_bytes = 0
         if (
             sum(len(name) + len(value) for name, value in self.headers) + len(self.url)

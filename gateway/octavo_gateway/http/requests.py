@@ -1,4 +1,4 @@
-"""What every request gets: an id, a line in the log, a count."""
+"""Accounting of every request: an id, a line in the log, a count."""
 
 from __future__ import annotations
 

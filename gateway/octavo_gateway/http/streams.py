@@ -164,7 +164,7 @@ async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 
 async def unless_draining(gateway: Gateway, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` came to its end before the gateway was to stop, which cancels it. Raises what `work` raises."""
+    """True if `work` came to its end before the gateway was to stop, which cancels it. Raises what `work` raises."""
     following = asyncio.ensure_future(work)
     draining = asyncio.ensure_future(gateway.draining.wait())
     try:

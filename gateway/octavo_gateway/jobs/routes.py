@@ -88,7 +88,8 @@ async def result(request: Request, job_id: str, caller: CurrentCaller) -> Respon
 
 @router.delete("/{job_id}", status_code=202)
 async def cancel(request: Request, job_id: str, caller: CurrentCaller) -> Response:
-    """Ask for the job's end: `202`, or `200` when it is over already. A running job stops within a step or two."""
+    """Ask for the job's end: `202`, or `200` when it is over already. A running job stops within a step or two. `404`
+    for an unknown job."""
     check_id(job_id)
     gateway: Gateway = request.state.gateway
     try:

@@ -54,7 +54,7 @@ class ChatStream:
         self._logprobs = [ToldLogprobs(body.stop_strings) for _ in range(body.n)]
 
     def choices(self, _: int, chunk: Chunk) -> list[str]:
-        """What a chunk adds, as JSON: the role once, its text, reasoning and calls if any, the finish reason at the
+        """Deltas of a chunk as JSON: the role once, its text, reasoning and calls if any, the finish reason at the
         end. Log-probabilities come with the first of them: they are of tokens, those of markers included."""
         found = []
         index = chunk.index

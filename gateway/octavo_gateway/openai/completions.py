@@ -50,7 +50,7 @@ class CompletionStream:
         self._begun: set[int] = set()
 
     def choices(self, prompt_index: int, chunk: Chunk) -> list[str]:
-        """What a chunk adds, as JSON: nothing while text is held back."""
+        """Deltas of a chunk as JSON: none while text is held back."""
         index = prompt_index * self._body.n + chunk.index
         text = chunk.text
         if index not in self._begun:

@@ -46,7 +46,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Of the jobs that have ended."""
+        """Usage of the jobs that have ended."""
         return total_usage(end for end in self.ends if end is not None)
 
     async def submit(self) -> None:

@@ -22,7 +22,7 @@ async def index(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}")
 async def show(request: Request, tenant: CurrentTenant, name: str) -> dict[str, Any]:
-    """One model."""
+    """One model. `404` for an unknown one."""
     cards = {card.name: card for card in await request.state.gateway.client.models()}
     if name not in cards:
         known = ", ".join(sorted(cards)) or "none: start a worker first"

@@ -73,7 +73,7 @@ async def _first_record(gateway: Gateway, job: AsyncJob, record: Record, tenant:
 
 
 async def _items(gateway: Gateway, body: ResponseRequest, tenant: str) -> list[Item]:
-    """What goes into a response: the conversation so far, and what is new in it. Raises InvalidRequest."""
+    """Input of a response: the conversation so far, and the new items. Raises InvalidRequest."""
     earlier = await conversation(gateway.client, body.previous_response_id, tenant)
     named = [] if isinstance(body.input, str) else [item.id for item in body.input if item.type == "item_reference"]
     found = {name: await referred(gateway.client, name, earlier, tenant) for name in named if name}
@@ -136,7 +136,8 @@ async def retrieve(
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0, description="Continue behind the event of this number.")] = None,
 ) -> Response:
-    """The response as it stands, or its events: those there are, then those to come."""
+    """The response as it stands, or its events: those there are, then those to come. `400` for `starting_after` without
+    `stream`."""
     gateway: Gateway = request.state.gateway
     if not stream:
         if starting_after is not None:
@@ -177,7 +178,8 @@ async def input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> dict[str, Any]:
-    """What went in, items of earlier responses included; `after` is the last id of the previous page."""
+    """Input items, those of earlier responses included; `after` is the last id of the previous page. `400` for an
+    unknown `after`."""
     items = found.record.items if order == "asc" else found.record.items[::-1]
     if after is not None:
         ids = [item["id"] for item in items]

@@ -1,4 +1,4 @@
-// What the launcher hands to the single-threaded kernels. Every instruction-set level fills one `Kernels` table.
+// Arguments of the single-threaded kernels, by the launcher. Every instruction-set level fills one `Kernels` table.
 //
 // Kernel translation units are compiled with flags that the machine may not support, so they must not emit any symbol
 // that the linker could share with the rest: no standard containers in them, everything in anonymous namespaces.
@@ -108,7 +108,7 @@ struct SampleArgs {
   int64_t stride, rows, vocab;
   const StepSample* samples;  // [rows]
   int64_t* tokens;
-  // Of a part of each row: the token of its first column, a multiple of 4; the smallest scaled logit that survives the
+  // A part of each row: the token of its first column, a multiple of 4; the smallest scaled logit that survives the
   // filters of the whole row; room for what the chosen tokens reach. Null: the row is whole.
   int64_t first;
   const float* floors;  // [rows]

@@ -111,7 +111,7 @@ struct Ahead {
 
 template <class C>
 struct TileAttention {
-  // Of a tile of keys from `base`, those that a query sees.
+  // Keys of a tile from `base` that a query sees.
   struct Keys {
     int base, lo, hi;
     bool none(int segment) const { return (segment + 1) * kSegment <= lo || segment * kSegment >= hi; }

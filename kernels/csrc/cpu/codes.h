@@ -58,7 +58,7 @@ inline float* scales_of(C* cells, int head_dim, int block_size) {
   return reinterpret_cast<float*>(cells + int64_t(head_dim) * block_size);
 }
 
-// Those of the sixteen tokens from `offset` on; `vload` of a code times its scale is the value.
+// Codes of the sixteen tokens from `offset` on; `vload` of a code times its scale is the value.
 template <class C>
 inline void load_scales(const C* cells, int head_dim, int block_size, int offset, float* out) {
   const float* scales = reinterpret_cast<const float*>(cells + int64_t(head_dim) * block_size) + offset;

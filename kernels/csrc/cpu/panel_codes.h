@@ -40,7 +40,7 @@ inline UVec load_words(const uint8_t* p) {
   return words;
 }
 
-// What belongs to the zero points of W columns: subtracted from `code_value`.
+// Sums that belong to the zero points of W columns: subtracted from `code_value`.
 inline Vec zero_value(WeightCodes codes, const uint8_t* zeros) {
   if (codes == WeightCodes::int8) return vload(reinterpret_cast<const i8*>(zeros));
   alignas(64) float values[W];

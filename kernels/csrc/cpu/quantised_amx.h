@@ -12,7 +12,7 @@
 namespace octavo {
 namespace {
 
-// What tiles hold if codes stay integers.
+// Elements of tiles if codes stay integers.
 struct IntegerTiles : IntegerDotOfAnyWidth {};
 
 template <class Dot>

@@ -76,7 +76,7 @@ struct Bins {
   }
 };
 
-// What a token adds to its bin: one, or exp(z - top) in units of 2^-40.
+// Addend of a token to its bin: one, or exp(z - top) in units of 2^-40.
 struct Count {
   uint64_t lane[W];
   Count(Vec, float) {

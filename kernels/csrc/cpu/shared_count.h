@@ -49,7 +49,7 @@ inline void sleep(SharedCount*, uint32_t, Clock::duration) { std::this_thread::y
 
 }  // namespace
 
-// What this thread wrote before is there for all that have awaited the value.
+// Writes of this thread before it are seen by all that have awaited the value.
 inline void post(SharedCount* count, uint32_t value) {
   count->value.store(value);  // in one order with `sleepers`: either the sleeper sees the value, or we see the sleeper
   if (count->sleepers.load() > 0) wake(count);
@@ -57,7 +57,7 @@ inline void post(SharedCount* count, uint32_t value) {
 
 inline uint32_t read(const SharedCount* count) { return count->value.load(std::memory_order_acquire); }
 
-// Whether the count has come to `value`, modulo 2^32: looks at it for a while, then in turn with whatever else wants the
+// True if the count has come to `value`, modulo 2^32: looks at it for a while, then in turn with whatever else wants the
 // core, then sleeps until it changes or the time is up. Where more wants to run than there are cores, a long look would
 // take the time of what it waits for.
 inline bool await(SharedCount* count, uint32_t value, int64_t spin_us, int64_t yield_us, int64_t sleep_ms) {

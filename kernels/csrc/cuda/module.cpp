@@ -16,7 +16,7 @@
 
 namespace octavo {
 
-// What a layer asks of a plan: how many sequences the last update had, and which of its kernels are launched.
+// A plan as a layer sees it: how many sequences the last update had, and which of its kernels are launched.
 struct PlanUse {
   int sequences;
   bool groups, decodes, extends;
@@ -214,7 +214,7 @@ constexpr bool kTensorCores = false;
 constexpr bool kTensorCores = true;
 #endif
 
-// What the host knows of the kernels: nothing is launched.
+// The host's facts about the kernels: nothing is launched.
 void define_host(py::module_& m) {
   m.attr("built_for") = kBuiltFor;
   m.attr("tensor_cores") = kTensorCores;

@@ -1,4 +1,4 @@
-// What the bindings of all operations share.
+// The common part of all operations' bindings.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -19,7 +19,7 @@ inline void check(const char* operation, cudaError_t error) {
   throw std::runtime_error(message + cudaGetErrorString(error));
 }
 
-// Whether it was launched: cudaErrorNotSupported means that it was not, and nothing else was.
+// True if it was launched: cudaErrorNotSupported means that it was not, and nothing else was.
 inline bool launched(const char* operation, cudaError_t error) {
   if (error != cudaErrorNotSupported) check(operation, error);
   return error == cudaSuccess;
@@ -39,7 +39,7 @@ struct Norm {
 };
 inline auto fields(Norm& x) { return std::tie(x.weight, x.eps, x.offset); }
 
-// What a build of the plain kernels lacks: products, and what joins several GPUs.
+// Bindings that a build of the plain kernels lacks: products, and what joins several GPUs.
 void define_products(pybind11::module_&);
 void define_exchange(pybind11::module_&);
 

@@ -17,7 +17,7 @@ inline auto fields(CodedMatrix& x) {
 inline auto fields(CodedTile& x) { return std::tie(x.tokens, x.cluster); }
 inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.cluster); }
 
-// What a gated product ends in.
+// The end of a gated product.
 struct Gate {
   bool gated;
   Activation kind;
@@ -31,7 +31,7 @@ using namespace octavo;
 
 namespace {
 
-// Of a product with a weight of codes, all but how it is launched.
+// Arguments of a product with a weight of codes, all but how it is launched.
 CodedArgs coded_args(int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual, const Rows& out,
                      int rows, const Gate& gate, const Norm& norm) {
   aligned("codes", weight.codes), aligned("scales", weight.scales), aligned("zeros", weight.zeros);

@@ -35,7 +35,7 @@ __device__ inline __half_raw __nv_cvt_fp8_to_halfraw(uint8_t code, __nv_fp8_inte
 
 namespace octavo {
 
-// Of the warp; masks name all of its lanes. In this namespace they hide HIP's, whose masks have 64 bits.
+// Shuffles of the warp; masks name all of its lanes. In this namespace they hide HIP's, whose masks have 64 bits.
 constexpr int kWarp = 32;
 template <class V>
 __device__ inline V __shfl_sync(unsigned, V value, int lane) {

@@ -1,4 +1,4 @@
-// What `device/ptx.cuh` says in PTX, in plain C++, as far as the kernels of a plain engine take it. AMD's compiler reads it
+// The primitives of `device/ptx.cuh` in plain C++, as far as the kernels of a plain engine take it. AMD's compiler reads it
 // and nvcc, too: there it runs on any NVIDIA GPU.
 #pragma once
 

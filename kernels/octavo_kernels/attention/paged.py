@@ -34,11 +34,11 @@ def paged_attention(
     Bottom-right aligned: query i of a sequence with n queries and context L sees keys j <= L - n + i, and with
     `sliding_window` w > 0 only j > L - n + i - w; blocks that no query sees are not read. A query that sees nothing
     gives zeros. `softcap` c > 0: scores become c * tanh(score / c). `sinks[heads]` (float32): a logit for each head
-    that joins the softmax's denominator only. `heads` is a multiple of the cache's `kv_heads`.
-    `plan`: on CUDA, lists updated for this step's lengths, shared by its layers; without one each call makes its own.
-    `history_ready`: the keys and values of tokens before a sequence's queries are older than the stream's previous
-    kernel; on CUDA, some are then read before that has ended.
-    PagedAttention (arXiv 2309.06180), with the online softmax of FlashAttention (arXiv 2205.14135).
+    that joins the softmax's denominator only. `heads` is a multiple of the cache's `kv_heads`. `plan`: on CUDA, lists
+    updated for this step's lengths, shared by its layers; without one each call makes its own. `history_ready`: the
+    keys and values of tokens before a sequence's queries are older than the stream's previous kernel; on CUDA, some are
+    then read before that has ended. PagedAttention (arXiv 2309.06180), with the online softmax of FlashAttention (arXiv
+    2205.14135). Raises ValueError or TypeError for tensors that do not fit together.
     """
     dtype = float_type("q", q)
     kv_heads = layer_cache.shape[-2]

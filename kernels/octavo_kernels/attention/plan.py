@@ -1,4 +1,4 @@
-"""What attention on CUDA works from: lists of a step's work, made on the device."""
+"""Attention plan on CUDA: lists of a step's work, made on the device."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class AttentionPlan:
     def partial_bytes(
         cls, *, chunks: int, heads: int, kv_heads: int, head_dim: int, max_queries: int, uniform: bool = False
     ) -> int:
-        """What a plan takes for partial results, nearly all of its memory."""
+        """Bytes of a plan's partial results, nearly all of its memory."""
         return int(
             cuda.compiled.AttentionPlan(
                 sequences=1, tokens=1, chunks=chunks, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
@@ -94,12 +94,12 @@ class AttentionPlan:
 
     @property
     def one_query_each(self) -> bool:
-        """Whether no sequence has more queries: then none reads what another writes in the same call."""
+        """True if no sequence has more queries: then none reads what another writes in the same call."""
         return self.decodes and not self.extends and bool(self._lists.rows == self._lists.group)
 
     @property
     def steps_alone(self) -> bool:
-        """Whether it has nothing but sequences with one query each, in no groups: `decode_step` may take them."""
+        """True if all sequences have one query each and are in no group: `decode_step` may take them."""
         return self.one_query_each and not self.shared_prefixes
 
     @property
@@ -127,7 +127,8 @@ class AttentionPlan:
         blocks: sequence s is in group `groups[s]` (below S; -1: in none), and the first `prefix_lens[g]` tokens of the
         sequences of group g lie in the same blocks. The whole chunks of those are read once a group. A sequence with
         fewer tokens before its queries, or with more than `split_queries` of them, is computed alone. A plan with a
-        sliding window, and one of heads that the decode kernel does not take, ignores groups.
+        sliding window, and one of heads that the decode kernel does not take, ignores groups. Raises ValueError for
+        more sequences than the plan was made for.
         """
         count = context_lens.shape[0]
         if count > self.sequences:
@@ -154,7 +155,8 @@ class AttentionPlan:
     def use(
         self, sequences: int, heads: int, kv_heads: int, head_dim: int, window: int, history_ready: bool
     ) -> PlanUse:
-        """For a call with the `sequences` of the last `update`; `history_ready` as `paged_attention` has it."""
+        """For a call with the `sequences` of the last `update`; `history_ready` as `paged_attention` has it. Raises
+        ValueError for other heads or another window than the plan's."""
         own = (self.heads, self.kv_heads, self.head_dim, self.window)
         if own != (heads, kv_heads, head_dim, window):
             raise ValueError(
@@ -190,5 +192,5 @@ def chunk_count(contexts: ArrayLike, queries: ArrayLike, group: int) -> int:
 
 
 def only_prompts(contexts: ArrayLike, queries: ArrayLike, group: int) -> bool:
-    """Whether none of these sequences is computed as decodes are, because of few queries, or split."""
+    """True if none of these sequences is computed as decodes are, because of few queries, or split."""
     return bool(cuda.compiled.only_prompts(contexts, queries, group))

@@ -33,6 +33,7 @@ def _check_head_dim(head_dim: int) -> None:
 
 
 def check_cache_type(name: str, dtype: torch.dtype) -> None:
+    """Checks the type of a cache. Raises TypeError."""
     if dtype not in DTYPES and dtype not in CELLS:
         raise TypeError(f"{name} must be float32, bfloat16, float16, int8 or float8_e4m3fn, not {dtype}")
 
@@ -70,7 +71,8 @@ def empty_cache(
     """An uninitialised KV cache `[num_blocks, layers, 2, kv_heads, block_size * head_dim]` (longer in eight bits).
 
     `dtype` is that of the data to come, or int8 or float8_e4m3fn, which take data of any type. `block_size` is a
-    multiple of 16, on the CPU also 4 or 8, `head_dim` a multiple of 8 up to 512. A block's bytes are contiguous.
+    multiple of 16, on the CPU also 4 or 8, `head_dim` a multiple of 8 up to 512. A block's bytes are contiguous. Raises
+    ValueError for other sizes, TypeError for other types.
     """
     check_cache_type("dtype", dtype)
     check_block_size(block_size, torch.device(device))
@@ -85,7 +87,8 @@ def empty_cache(
 def write_kv(k: Tensor, v: Tensor, layer_cache: Tensor, slots: Tensor, block_size: int = 16) -> None:
     """Writes K and V, both `[T, kv_heads, head_dim]`, to `slots[T]` (int64) of the layer's cache.
 
-    slot = block * block_size + offset; a slot of -1 skips the token (padding).
+    slot = block * block_size + offset; a slot of -1 skips the token (padding). Raises ValueError or TypeError for
+    tensors that do not fit the cache.
     """
     dtype = float_type("k", k)
     if k.dim() != 3:
@@ -188,7 +191,8 @@ def _check_blocks(name: str, cache: Tensor) -> None:
 def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
     """Copies whole blocks, all layers: `pairs[n, 2]` int64 (source, target).
 
-    Copies run at the same time: no target may appear twice or as a source.
+    Copies run at the same time: no target may appear twice or as a source. Raises ValueError for a part of a cache, or
+    pairs that are not contiguous.
     """
     check_cache_type("kv_cache", kv_cache.dtype)
     _check_blocks("kv_cache", kv_cache)
@@ -207,7 +211,8 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
     """Copies whole blocks, all layers, from one cache to another, of which one may be on the CPU, in pinned memory.
 
     `pairs[n, 2]` int64 on the CPU: (block of `source`, block of `target`). With a cache on a GPU this only starts the
-    copies, on the current stream: one a block, by the copy engines.
+    copies, on the current stream: one a block, by the copy engines. Raises ValueError for a part of a cache, or pairs
+    that are not on the CPU.
     """
     check_cache_type("source", source.dtype)
     check("target", target, source.dtype, (None, *source.shape[1:]))

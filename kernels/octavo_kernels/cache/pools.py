@@ -42,7 +42,7 @@ class Stretch:
 
 
 def reads_host(device: torch.device) -> bool:
-    """Whether operations on `device` read blocks in CPU memory at their place."""
+    """True if operations on `device` read blocks in CPU memory at their place."""
     return device.type == "cpu" or cuda.mapping_granularity(device) is not None
 
 

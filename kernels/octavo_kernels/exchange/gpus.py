@@ -179,7 +179,7 @@ class Exchange:
         self._memory.abort()
 
     def lost(self) -> bool:
-        """Whether a wait has ended by `abort` or by its time: results since then are garbage, and so is what the
+        """True if a wait has ended by `abort` or by its time: results since then are garbage, and so is what the
         other ranks have of them. Does not wait for the device."""
         return bool(self._memory.lost())
 

@@ -11,7 +11,7 @@ from octavo_kernels.operands import rows_at
 from octavo_kernels.sampling.sample import SAMPLE_WORDS
 
 COUNT_BYTES = 64
-"""Of a shared count: a cache line, zero at first."""
+"""Bytes of a shared count: a cache line, zero at first."""
 SPIN_US, YIELD_US = 20, 300
 """For so long a count is looked at, then in turn with whatever else wants the core, before the thread sleeps. Waking it
 takes longer than ranks that compute alike differ by."""
@@ -19,7 +19,7 @@ takes longer than ranks that compute alike differ by."""
 
 def sum_parts(parts: Tensor, out: Tensor, residual: Tensor | None = None) -> Tensor:
     """`parts[ranks, T, N]`, each dense, added up in their order, then `residual[T, N]` (which may be `out`), in
-    float32, into `out[T, N]`. On the CPU only."""
+    float32, into `out[T, N]`. On the CPU only. Raises ValueError for parts that are not contiguous."""
     dtype = float_type("parts", parts)
     ranks, rows, width = parts.shape
     check("out", out, parts.dtype, (rows, width))
@@ -55,7 +55,7 @@ def sample_part(logits: Tensor, samples: Tensor, first: int, floors: Tensor) -> 
     multiple of 4. The filters of the whole rows are `floors[B]`, the least of the logits over temperature that survive.
     Returns the tokens, int64 `[B]`, and what each reaches: its scaled logit plus noise, or at temperature 0 its logit;
     minus infinity where there is none. The token of a whole row is that of the part that reaches most, of the first of
-    them among equals. On the CPU only."""
+    them among equals. On the CPU only. Raises ValueError for another `first`."""
     rows, columns = logits.shape
     check("logits", logits, torch.float32, (rows, None))
     check("samples", samples, torch.int32, (rows, None))
@@ -74,7 +74,8 @@ def sample_part(logits: Tensor, samples: Tensor, first: int, floors: Tensor) -> 
 def draw_part(logits: Tensor, samples: Tensor, first: int) -> Tensor:
     """As `ops.sample` without filters, of a part of the rows: `logits[B, n]` are those of the tokens from `first` on, a
     multiple of 4. Returns candidates, int64 `[B]`: read as unsigned numbers they are in the order of what the tokens
-    reach, those of lower tokens first among equals. On CUDA only."""
+    reach, those of lower tokens first among equals. On CUDA only. Raises ValueError for another `first`, or samples
+    that are not contiguous."""
     dtype = float_type("logits", logits)
     rows, columns = rows_of("logits", logits)
     check("samples", samples, torch.int32, (rows, SAMPLE_WORDS))
@@ -91,7 +92,8 @@ def draw_part(logits: Tensor, samples: Tensor, first: int) -> Tensor:
 
 
 def best_part(candidates: Tensor, out: Tensor) -> Tensor:
-    """The tokens of whole rows, int64 `out[B]`, from the `candidates[parts, B]` of `draw_part`. On CUDA only."""
+    """The tokens of whole rows, int64 `out[B]`, from the `candidates[parts, B]` of `draw_part`. On CUDA only. Raises
+    ValueError for candidates that are not contiguous."""
     parts, rows = candidates.shape
     check("candidates", candidates, torch.int64, (parts, rows))
     check("out", out, torch.int64, (rows,))
@@ -103,8 +105,8 @@ def best_part(candidates: Tensor, out: Tensor) -> Tensor:
 
 
 def masses(scaled: Tensor, tops: Tensor) -> Tensor:
-    """What the filters of `ops.sample` sum: exp(`scaled[B, n]` - `tops[B]`) in units of 2^-40, int64 `[B, n]`. On the
-    CPU only."""
+    """Masses that the filters of `ops.sample` sum: exp(`scaled[B, n]` - `tops[B]`) in units of 2^-40, int64 `[B, n]`.
+    On the CPU only."""
     rows, columns = scaled.shape
     check("scaled", scaled, torch.float32, (rows, None))
     check("tops", tops, torch.float32, (rows,))

@@ -16,7 +16,8 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 def act_and_mul(x: Tensor, kind: Gate, out: Tensor | None = None) -> Tensor:
-    """`x[T, 2I]`: the activation of the first half (the gate) times the second half, `[T, I]`."""
+    """`x[T, 2I]`: the activation of the first half (the gate) times the second half, `[T, I]`. Raises ValueError for an
+    odd width."""
     dtype = float_type("x", x)
     rows, width = rows_of("x", x)
     if width % 2:
@@ -42,6 +43,7 @@ def act(x: Tensor, kind: Activation, out: Tensor | None = None) -> Tensor:
 
 
 def code_of(kind: str) -> int:
+    """The module's code of an activation. Raises ValueError for an unknown one."""
     code = ACTIVATIONS.get(kind)
     if code is None:
         raise ValueError(f"kind must be one of {', '.join(ACTIVATIONS)}, not {kind!r}")

@@ -28,7 +28,7 @@ class Form(IntEnum):
 
 
 class Ending(IntEnum):
-    """What follows the product in the same launch, beside bias and residual."""
+    """Operation behind the product in the same launch, beside bias and residual."""
 
     PLAIN = 0
     GATE = 1
@@ -37,7 +37,7 @@ class Ending(IntEnum):
 
 
 class Alignment(IntEnum):
-    """What begins, with each of its rows, at a multiple of 16 bytes."""
+    """Operands that begin, with each of their rows, at a multiple of 16 bytes."""
 
     NONE = 0
     INPUTS = 1
@@ -58,8 +58,8 @@ class Kernel(IntEnum):
 
 
 class Tile(NamedTuple):
-    """Of a kernel's results: 64 rows of x for each consumer, so many columns. The two blocks of a cluster share their
-    rows of x or, `tall`, those of the weight."""
+    """Tile of a kernel's results: 64 rows of x for each consumer, so many columns. The two blocks of a cluster share
+    their rows of x or, `tall`, those of the weight."""
 
     consumers: int = 0
     columns: int = 0
@@ -249,7 +249,7 @@ def _is_held(columns: int, depth: int) -> bool:
 
 
 def _row_takes(columns: int, depth: int, gated: bool, chip: Chip, normed: bool) -> bool:
-    """Whether x and a ring of two pieces of the weight for each of sixteen warps fit into shared memory, as
+    """True if x and a ring of two pieces of the weight for each of sixteen warps fit into shared memory, as
     linear_row.cu lays it out."""
     if depth == 0 or depth % 8 or (normed and depth > 8192):
         return False
@@ -283,7 +283,7 @@ class _Tiling(NamedTuple):
 
 
 def _soonest(tiles: Iterable[Tile], rows: int, columns: int, depth: int, chip: Chip) -> _Tiling:
-    """Of the tiles that are done first; of equals the first one."""
+    """The tiling that is done first; of equals the first one."""
     return min((_Tiling.of(tile, rows, columns, depth, chip) for tile in tiles), key=lambda tiling: tiling.clocks)
 
 

@@ -12,7 +12,7 @@ from octavo_kernels.products.coded import STRIP_ROWS, Bricks
 
 
 class CodedKernel(IntEnum):
-    """Those in csrc/cuda/coded/."""
+    """Kernels in csrc/cuda/coded/."""
 
     MATRIX = 0
     """The weight is dequantised, and a library multiplies."""
@@ -90,12 +90,12 @@ def choose_coded(
 
 
 def prefers_copy(rows: int, chip: Chip) -> bool:
-    """Whether a copy of a weight in 16 bits, if there is one, is multiplied sooner than the codes."""
+    """True if a copy of a weight in 16 bits, if there is one, is multiplied sooner than the codes."""
     return rows > (CODED_NARROW_ROWS if chip.hopper else CODED_FEW_ROWS)
 
 
 def _few_takes(rows: int, depth: int, bricks: Bricks, chip: Chip, normed: bool) -> bool:
-    """Whether x, or a cluster's share of it, fits into shared memory beside the sums of a unit, as coded_few.cu lays it
+    """True if x, or a cluster's share of it, fits into shared memory beside the sums of a unit, as coded_few.cu lays it
     out."""
     if not 0 < rows <= CODED_FEW_ROWS or depth % 8 or (normed and (rows > 1 or depth > 8192)):
         return False

@@ -19,12 +19,12 @@ from octavo_kernels.products.weights import PackedWeight, QuantisedWeight, Schem
 
 
 def takes(weight: QuantisedWeight) -> bool:
-    """Whether a weight is to lie as these kernels read it."""
+    """True if a weight is to lie as these kernels read it."""
     return weight.codes.is_cuda and knows(weight.scheme, weight.depth, weight.codes.device)
 
 
 def knows(scheme: Scheme, depth: int, device: torch.device) -> bool:
-    """Whether there are kernels for such a weight on a GPU."""
+    """True if there are kernels for such a weight on a GPU."""
     if not cuda.available() or bricks_of(scheme, depth) is None:
         return False
     return cuda.chip(device).major >= TENSOR_CORES
@@ -42,7 +42,7 @@ def computes(p: Product[PackedWeight]) -> TypeGuard[Product[CodedWeight]]:
 
 
 def linear(p: Product[CodedWeight], out: Tensor) -> None:
-    """Of checked operands."""
+    """The product of checked operands. Raises ValueError where a uniform product has no kernel."""
     if not len(p.x):
         return
     if p.norm is not None and not p.uniform and launch(p, out):
@@ -113,7 +113,7 @@ def _choose(p: Product[CodedWeight], out: Tensor, gated: bool) -> CodedLaunch | 
 
 
 def _in_eights(rows: Tensor) -> bool:
-    """Whether each row begins at a multiple of 16 bytes."""
+    """True if each row begins at a multiple of 16 bytes."""
     return rows.data_ptr() % 16 == 0 and rows.stride(0) % 8 == 0
 
 
@@ -123,7 +123,7 @@ def _in_order(p: Product[CodedWeight]) -> Product[CodedWeight]:
 
 
 def _matrix(weight: CodedWeight) -> tuple[object, ...]:
-    """What the module calls a `CodedMatrix`."""
+    """The module's `CodedMatrix` as a tuple."""
     scheme = weight.scheme
     return (
         int(scheme.codes), scheme.group, weight.codes.data_ptr(), weight.scales.data_ptr(), address(weight.zeros),

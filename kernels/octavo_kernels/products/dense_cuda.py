@@ -78,7 +78,7 @@ def _choose(p: Product[Tensor], ending: Ending, alignment: Alignment = Alignment
 
 
 def _operands(p: Product[Tensor], out: Tensor) -> tuple[Any, ...]:
-    """What the module's `linear` takes first."""
+    """The first arguments of the module's `linear`."""
     x, weight = p.x, p.weight
     rows, depth = x.shape
     return (

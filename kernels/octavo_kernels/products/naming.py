@@ -28,8 +28,8 @@ class Way(NamedTuple):
 def way_of(
     columns: int, depth: int, dtype: torch.dtype, device: torch.device, scheme: Scheme | None, *, gated: bool = False
 ) -> Way:
-    """Of one row of `dtype` with `weight[columns, depth]`: a step of a single sequence. `scheme` None is a weight in
-    the type of x. With `gated` the activation of a gate follows."""
+    """Name of the kernel for one row of `dtype` with `weight[columns, depth]`: a step of a single sequence. `scheme`
+    None is a weight in the type of x. With `gated` the activation of a gate follows."""
     if scheme is None or device.type == "cpu":
         return Way(_dense(columns, depth, dtype, device, gated), False)
     kernel = _coded(columns, depth, device, scheme, gated) or _w8a8(columns, depth, device, scheme)

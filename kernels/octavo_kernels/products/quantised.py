@@ -69,12 +69,13 @@ def _copied(p: Product[PackedWeight]) -> Product[Tensor] | None:
 
 
 def takes_copy(weight: PackedWeight) -> bool:
-    """Whether some products with it are faster with a copy in 16 bits: those of many rows with weights of codes."""
+    """True if some products with it are faster with a copy in 16 bits: those of many rows with weights of codes."""
     return isinstance(weight, CodedWeight)
 
 
 def copy_of(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
-    """`[columns, depth]`: each element is that of the weight, rounded to `dtype`."""
+    """`[columns, depth]`: each element is that of the weight, rounded to `dtype`. Raises TypeError for a weight that is
+    not of codes on a GPU."""
     if not isinstance(weight, CodedWeight):
         raise TypeError("only a weight of codes on a GPU is copied")
     in_order = coded_cuda.dequantise(weight, dtype)
@@ -86,7 +87,7 @@ def copy_of(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
 
 
 def _turned(x: Tensor, weight: PackedWeight) -> Tensor:
-    """What the codes of x stand for. The last group of a row may be shorter than the others."""
+    """The values that the codes of x stand for. The last group of a row may be shorter than the others."""
     scheme = weight.scheme
     if scheme.activations is Activations.AS_GIVEN:
         return x

@@ -20,7 +20,7 @@ AT_ONCE = 4 * COLUMNS
 """Columns that are laid out at a time: what is made on the way is small beside the matrix."""
 
 MOST_INTEGERS = 65536
-"""Of so many products of an int8 and a code less its zero point an int32 surely holds the sum."""
+"""Products of an int8 and a code less its zero point whose sum an int32 surely holds."""
 
 
 def pack(weight: QuantisedWeight) -> PackedWeight:
@@ -113,7 +113,7 @@ def _integers(weight: QuantisedWeight) -> QuantisedWeight:
 
 
 def _step(scheme: Scheme, depth: int) -> int:
-    """What the kernels go by along the depth: the most that fills up a group no further than 16 would."""
+    """Step of the kernels along the depth: the most that fills up a group no further than 16 would."""
     steps = (64, 32, 16) if scheme.activations is Activations.INT8 else (32, 16)
     if scheme.group >= depth:
         return steps[0]

@@ -63,7 +63,7 @@ def form_of(weight: PackedWeight) -> Form | None:
 
 
 def form_of_scheme(scheme: Scheme, depth: int) -> Form | None:
-    """Of weights without zero points, in the order of x."""
+    """Form of weights without zero points, in the order of x."""
     if depth % 16:
         return None
     per_row = scheme.group >= depth and scheme.activation_group in (0, depth)
@@ -99,7 +99,7 @@ def launch(p: Product[PackedWeight], out: Tensor, activation: int | None = None)
 
 
 def _multiply_row(p: Product[PackedWeight], out: Tensor, gate: tuple[bool, int], in_blocks: bool) -> bool:
-    """Whether there was room for it."""
+    """Multiplies one row. True if there was room for it."""
     x, weight = p.x, p.weight
     return bool(
         cuda.run(
@@ -128,7 +128,7 @@ def _rows(tensor: Tensor | None) -> tuple[int, int]:
 
 
 def _aligned(*tensors: Tensor | None) -> bool:
-    """Whether all begin at multiples of 16 bytes, with each of their rows."""
+    """True if all begin at multiples of 16 bytes, with each of their rows."""
 
     def fits(t: Tensor) -> bool:
         row: Any = t.stride(0) * t.element_size() if t.dim() > 1 and len(t) > 1 else 0

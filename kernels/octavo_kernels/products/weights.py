@@ -15,7 +15,7 @@ Microscaling Formats 1.0, section 5.3.3."""
 
 
 class Codes(IntEnum):
-    """What an element of a weight is stored as."""
+    """Code in which an element of a weight is stored."""
 
     INT4 = 0
     """0 to 15, two a byte, the lower four bits first; the zero point of a symmetric weight is 8."""
@@ -28,7 +28,7 @@ class Codes(IntEnum):
 
 
 class Activations(IntEnum):
-    """What the rows of x are turned into before they meet the weight."""
+    """Form into which the rows of x are turned before they meet the weight."""
 
     AS_GIVEN = 0
     INT8 = 1
@@ -96,7 +96,7 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(t.nbytes for t in (self.codes, self.scales, self.zeros, self.order) if t is not None)
 
 
@@ -122,7 +122,7 @@ def check(weight: QuantisedWeight) -> None:
 
 
 def values(codes: Tensor, kind: Codes) -> Tensor:
-    """What `codes` stand for, float32 `[columns, depth]`: integers less the zero point of a symmetric weight."""
+    """Values of `codes`, float32 `[columns, depth]`: integers less the zero point of a symmetric weight."""
     if kind is Codes.FP8 or kind is Codes.INT8:
         return codes.float()
     nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)

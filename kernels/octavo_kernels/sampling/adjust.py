@@ -1,4 +1,4 @@
-"""What requests ask of logits beside temperature and filters: bias, penalties, forbidden tokens, a grammar's mask.
+"""Adjustments of logits beside temperature and filters: bias, penalties, forbidden tokens, a grammar's mask.
 
 The host packs what it knows of all rows into one message of 32-bit words, so that they travel in one copy and are
 applied in one launch: a `ROW` for each row of logits, then `ENTRY` records, each token of a row once.
@@ -25,8 +25,8 @@ _NO_ENTRIES = np.zeros(0, ENTRY)
 
 @dataclass(slots=True)
 class Adjustment:
-    """Of one row. `repetition`, a divisor of positive logits and a factor of others, is for tokens of `prompt` and
-    `output` (CTRL, arXiv 1909.05858, section 4.1); `presence` and `frequency` look at `output` alone."""
+    """Adjustment of one row. `repetition`, a divisor of positive logits and a factor of others, is for tokens of
+    `prompt` and `output` (CTRL, arXiv 1909.05858, section 4.1); `presence` and `frequency` look at `output` alone."""
 
     bias: Mapping[int, float] = field(default_factory=dict)
     prompt: Sequence[int] = ()

@@ -47,7 +47,8 @@ def sample(logits: Tensor, samples: Tensor, out: Tensor | None = None) -> Tensor
     included; top-p (1: off) keeps, of those, what is at least as large as the token at which the mass, summed from the
     top, reaches `top_p` of the total, ties included; min-p (0: off) keeps what has at least `min_p` times the largest
     probability. Every instruction-set level chooses the same token. A row without a number above -inf gives -1; among
-    numbers a NaN is passed over. Logits in 16 bits give what their float32 values give.
+    numbers a NaN is passed over. Logits in 16 bits give what their float32 values give. Raises ValueError for logits
+    without columns, or samples that are not contiguous.
     """
     dtype = float_type("logits", logits)
     rows, vocab = rows_of("logits", logits)
@@ -71,7 +72,8 @@ def logprobs(logits: Tensor, tokens: Tensor, top_n: int = 0) -> tuple[Tensor, Te
     """Natural-log probabilities under softmax(`logits[B, V]`); logits in 16 bits give what their float32 values give.
 
     Returns those of `tokens[B]` (int64) as float32 `[B]`, NaN for -1, then the ids (int64) and values (float32) of the
-    `top_n` most probable tokens, both `[B, top_n]`, largest first, the lowest id first among equals.
+    `top_n` most probable tokens, both `[B, top_n]`, largest first, the lowest id first among equals. Raises ValueError
+    for a `top_n` beyond the vocabulary.
     """
     dtype = float_type("logits", logits)
     rows, vocab = rows_of("logits", logits)

@@ -39,7 +39,7 @@ def print_json(value: Any) -> None:
 
 
 def print_text(text: str, end: str = "\n") -> None:
-    """What a model wrote, on stdout: to the letter, but on a terminal nothing that it would obey."""
+    """Prints a model's text on stdout: to the letter, but on a terminal nothing that it would obey."""
     print(printable(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 

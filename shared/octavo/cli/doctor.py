@@ -123,7 +123,7 @@ def _kernels() -> list[Finding]:
 
 
 def _kernels_for_amd() -> list[Finding]:
-    """What a build of the GPU kernels for AMD is worth."""
+    """Findings on a build of the GPU kernels for AMD."""
     try:
         module = importlib.import_module("octavo_kernels._cuda")
     except ImportError:  # built without
@@ -176,7 +176,7 @@ def _unfit(server: dict[str, Any], url: str) -> Finding | None:
 
 
 def _rights(connection: redis.Redis) -> Finding:
-    """What the address's user may do, by trying it."""
+    """Rights of the address's user, found by trying them."""
     missing = lacking(connection)
     fit = [role for role, commands in missing.items() if not commands]
     if len(fit) == len(missing):
@@ -192,7 +192,7 @@ def _few(names: list[str]) -> str:
 
 
 def _safety(server: dict[str, Any]) -> Finding:
-    """Whether the server keeps jobs, by its INFO."""
+    """Durability of the server, by its INFO."""
     if not server.get("aof_enabled"):
         return Finding("safety", "warning", "all jobs are gone when the server's process ends", "set appendonly yes")
     if (policy := server.get("maxmemory_policy")) != "noeviction":
@@ -249,7 +249,8 @@ def _weights(model: str, quantization: str | None) -> tuple[Finding | None, dict
 
 
 def _kv_dtype(config: Path) -> str:
-    """What a worker with this environment would take. Raises ValueError for a config that is no JSON."""
+    """The KV cache's type that a worker with this environment would take. Raises ValueError for a config that is no
+    JSON."""
     described = json.loads(config.read_bytes())
     for name in (os.environ.get("OCTAVO_KV_DTYPE"), os.environ.get("OCTAVO_DTYPE")):
         if name and name != "auto":

@@ -1,4 +1,4 @@
-"""What `octavo doctor --model` says of a model's weights. The worker's packages are looked at, never depended on."""
+"""Findings of `octavo doctor --model` on a model's weights. The worker's packages are looked at, never depended on."""
 
 from __future__ import annotations
 

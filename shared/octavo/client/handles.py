@@ -27,7 +27,7 @@ class AsyncJob:
 
     @property
     def created(self) -> bool:
-        """Whether the submission made the job: False if its idempotency key named one that existed."""
+        """True if the submission made the job, False if its idempotency key named one that existed."""
         return self.accepted is not None
 
     def events(self, after: int | str = 0) -> AsyncGenerator[Event, None]:

@@ -18,7 +18,7 @@ from octavo.terms.fields import MAX_BODY_BYTES, MAX_PINS
 from octavo.terms.workers import PinnedPrefix, PrefixPin, WorkerInfo
 
 PINS_CHANGED = "pins"
-"""What a worker finds in its inbox; without it, it looks by itself after some seconds."""
+"""Message in the inbox of a worker; without it, a worker looks by itself after some seconds."""
 
 
 def build_pin(name: str, model: str, tenant: str, system: str | None, prompt: Prompt | None) -> PrefixPin:
@@ -55,7 +55,7 @@ async def store_pin(connection: redis.asyncio.Redis, keys: Keys, pin: PrefixPin)
 
 
 async def drop_pin(connection: redis.asyncio.Redis, keys: Keys, model: str, tenant: str, name: str) -> bool:
-    """Whether there was one."""
+    """Removes a pin. True if there was one."""
     return bool(await connection.hdel(keys.pins(model), f"{tenant}:{name}"))
 
 

@@ -1,4 +1,4 @@
-"""What one consumer of a stream has of it, and what it has heard."""
+"""A consumer's position in a stream, and the events that it has heard."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Reader:
         return Position(self.read, self.epoch)
 
     def take(self, event: Event) -> Event | None:
-        """What the consumer does not have of the next event of the stream."""
+        """The part of the stream's next event that the consumer does not have."""
         self.read, self.epoch = event.offset, event.epoch
         if event.chunk is None:
             self.ended = event.end is not None

@@ -65,7 +65,7 @@ def build_request(prompt: Prompt | JobRequest | None, **fields: Unpack[RequestFi
 
 
 def _grammar(values: dict[str, Any]) -> Grammar | None:
-    """What one of the keywords asks for, which are taken out. Raises InvalidRequest."""
+    """Grammar of one of the keywords, which are taken out. Raises InvalidRequest."""
     given = {kind: values.pop(kind) for kind in GRAMMAR_KINDS if kind in values}
     found = {}
     for kind, value in given.items():

@@ -1,4 +1,4 @@
-"""What a client has submitted lately, until the server can have written it down.
+"""Recent submissions of a client, kept until the server can have written them down.
 
 A server whose append-only file is synced once a second forgets the last seconds if its machine loses power, or if it is
 killed while the disk keeps it waiting. So a client keeps what was accepted for a while and listens to the server
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Submission:
-    """What was asked for one job: to make it, to cancel it, or both."""
+    """Requests for one job: to make it, to cancel it, or both."""
 
     accepted_at: float
     keep_until: float
@@ -44,7 +44,7 @@ class _Submission:
     cancel: Call[JobStatus | None] | None = None
 
     def again(self, cell: Cell) -> list[Call[Any]]:
-        """What makes a server know of it that does not."""
+        """Calls that make a server know of the job that does not."""
         made = [] if self.enqueue is None else [cell.enqueue_again(self.enqueue)]
         return made if self.cancel is None else [*made, self.cancel]
 
@@ -109,7 +109,7 @@ class Submissions:
         return True
 
     async def found(self, job_id: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` gives, also of a job that the server has forgotten."""
+        """The result of `ask`, also for a job that the server has forgotten."""
         while True:
             try:
                 return await ask()
@@ -154,7 +154,7 @@ class Submissions:
             submission.doubted, submission.keep_until = True, now + _PATIENCE_S
 
     async def _submit_again(self) -> None:
-        """What the server may have forgotten. It is asked again next time if the server refuses it now."""
+        """Submits again what the server may have forgotten; once more next time if the server refuses it now."""
         doubted = [one for one in self._kept.values() if one.doubted and not self._may_have_expired(one)]
         for start in range(0, len(doubted), _BATCH):
             batch = [(one, call) for one in doubted[start : start + _BATCH] for call in one.again(self._cell)]

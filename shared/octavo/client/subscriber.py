@@ -186,7 +186,7 @@ class Subscriber:
         return status, entries, order_of(order)
 
     async def _attach(self, reader: Reader) -> bool:
-        """Whether there is such a job. A user that may only read hears of nothing: polls find new entries."""
+        """True if there is such a job. A user that may only read hears of nothing: polls find new entries."""
         try:
             return await run(self._commands, self._cell.attach(reader.job_id, self.id)) is not None
         except ResponseError as error:

@@ -1,4 +1,4 @@
-"""What a job generated, taken apart: content, reasoning and calls of tools, as the formats in its chunks say."""
+"""Parsing of a job's answer: content, reasoning and calls of tools, by the formats in its chunks."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class AnswerParser:
         self._parsers: dict[int, Parser | None] = {}
 
     def feed(self, chunk: Chunk) -> list[Delta]:
-        """What more text of a sequence makes certain; all that is left with its last chunk."""
+        """Deltas that more text of a sequence makes certain; all that are left with its last chunk."""
         return self._feed(chunk.index, chunk.text, chunk.format, is_last=chunk.finish_reason is not None)
 
     def finish(self, index: int = 0) -> list[Delta]:
-        """What is left of a sequence that ended without its last chunk."""
+        """Remaining deltas of a sequence that ended without its last chunk."""
         return self._feed(index, "", None, is_last=True)
 
     def parse(self, chunks: Iterable[Chunk]) -> Parsed:

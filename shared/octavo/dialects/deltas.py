@@ -1,4 +1,4 @@
-"""What a reader of one answer gets to know, token by token."""
+"""Deltas of one answer, token by token, as a reader gets to know them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def strict(text: str) -> str:
     mode demands of its users. The order of members stays.
 
     An object that is described in parts, by `allOf` or by properties beside `anyOf`, `oneOf` or `$ref`, stays open, and
-    so do its parts: each would forbid what the others name.
+    so do its parts: each would forbid what the others name. Raises `GrammarError` for text that is no JSON.
     """
     try:
         schema = json.loads(text)
@@ -53,7 +53,7 @@ def _parts(schema: dict[str, Any]) -> list[Any]:
 
 
 def _referred(root: Any, part: Any) -> Any:
-    """What a local `$ref` points to, if it is one."""
+    """The target of a local `$ref`, if it is one."""
     pointer = part.get("$ref") if isinstance(part, dict) else None
     if not isinstance(pointer, str) or not pointer.startswith("#"):
         return None

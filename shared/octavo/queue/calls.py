@@ -156,7 +156,7 @@ def _word(outcome: Any) -> Outcome:
 
 
 def _is_damage(reply: Any) -> bool:
-    """Whether a script failed on what it found, or found that something is missing."""
+    """True if a script failed on what it found, or found that something is missing."""
     return isinstance(reply, ResponseError) and (is_final(reply) or str(reply).startswith("DAMAGED"))
 
 

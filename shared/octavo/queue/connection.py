@@ -148,14 +148,14 @@ async def answered(seconds: float = ANSWER_TIMEOUT_S) -> AsyncIterator[None]:
 
 
 def is_denied(error: Exception) -> bool:
-    """Whether the server's user may not do this, itself or in a script."""
+    """True if the server's user may not do this, itself or in a script."""
     return isinstance(error, exceptions.NoPermissionError) or (
         type(error) is redis.ResponseError and _DENIED_IN_SCRIPT.match(str(error)) is not None
     )
 
 
 def is_final(error: Exception) -> bool:
-    """Whether the server would give the same answer for ever: a script or a command that failed on what it found. All
+    """True if the server would give the same answer for ever: a script or a command that failed on what it found. All
     else passes or can be mended: a lost connection, a full disk, a wrong password, a user that may too little."""
     if type(error) is not redis.ResponseError or is_denied(error):
         return False
@@ -182,7 +182,8 @@ def refusal(url: str, error: Exception) -> str:
 
 @contextmanager
 def errors_of(url: str, on_loss: Callable[[], None]) -> Iterator[None]:
-    """What redis-py raises, as what this package raises. `on_loss` is called first when the server was lost."""
+    """Raises errors of this package in the place of those of redis-py. `on_loss` is called first when the server was
+    lost."""
     try:
         yield
     except LOST as error:

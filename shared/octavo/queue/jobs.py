@@ -1,4 +1,4 @@
-"""What the server knows about jobs, read as it is: no state changes here."""
+"""Queries of jobs: the server's state is read as it is and never changes here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BEHIND_ALL = "h"  # ids begin with g
 
 @dataclass(frozen=True)
 class Submission:
-    """What a job was made from."""
+    """The request, tenant and seed that a job was made from."""
 
     request: JobRequest
     tenant: str
@@ -71,7 +71,7 @@ async def read_outcome(connection: redis.asyncio.Redis, job_id: str) -> tuple[Jo
 
 
 async def read_ended(connection: redis.asyncio.Redis, job_id: str, after: int) -> list[Event]:
-    """What is left, beyond offset `after`, of an ended job whose stream has expired. Raises JobNotFound."""
+    """Events beyond offset `after` of an ended job whose stream has expired. Raises JobNotFound."""
     pipeline = connection.pipeline(transaction=False)
     pipeline.get(locate(job_id).result(job_id))
     pipeline.xrevrange(locate(job_id).stream(job_id), count=1)

@@ -19,7 +19,7 @@ _ASK_TIMEOUT_S = 3.0
 
 
 class _Following:
-    """What both kinds share. `node` is where the connection went."""
+    """The common part of both kinds. `node` is where the connection went."""
 
     def __init__(self, *, route: Route, **options: Any) -> None:
         super().__init__(**options)

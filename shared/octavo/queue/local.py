@@ -1,4 +1,4 @@
-"""What `octavo up` leaves behind so that clients on the same machine find its server: one small state file.
+"""State file of `octavo up`, by which clients on the same machine find its server.
 
 It lies in `$OCTAVO_STATE_DIR`, else `$XDG_STATE_HOME/octavo`, else `~/.local/state/octavo`, and counts only while
 the process that wrote it lives.

@@ -1,4 +1,4 @@
-"""What is stored of a job, read once and not followed."""
+"""Pages of a job's stored events, read once and not followed."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ class Cell:
         return self._call("attach", job_id, subscriber_id, parse=lambda reply: None if int(reply) < 0 else int(reply))
 
     def detach(self, job_id: str, subscriber_id: str) -> Call[bool]:
-        """Whether the subscriber was attached."""
+        """Detaches a subscriber. True if it was attached."""
         return self._call("detach", job_id, subscriber_id, parse=bool)
 
     def register_model(self, card: ModelCard) -> Call[bool]:

@@ -22,7 +22,7 @@ from octavo.terms.models import JobRequest
 from octavo.terms.workers import WorkerMemory
 
 QUESTIONS_KEPT = 128
-"""Of a model at a time: more than workers answer in the seconds that a question is of use."""
+"""Most questions of a model at a time: more than workers answer in the seconds that a question is of use."""
 
 _ANSWER_S = 3.0  # workers answer between two steps
 _TOKENIZER_ANSWER_S = (1.0, 2.0, 4.0)  # a worker may die with a question: another one gets it then

@@ -1,4 +1,4 @@
-"""What each role does on the server: its rule for `ACL SETUSER`, and whether a user may do it.
+"""Roles on the server: the rule of each for `ACL SETUSER`, and a check of a user's rights.
 
 Scripts run with the rights of their caller, so a role needs the commands in its scripts as well as those it sends.
 """

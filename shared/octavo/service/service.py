@@ -38,7 +38,7 @@ class ServiceError(OctavoError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start. `data_dir=None`: nothing outlives the service."""
+    """The processes to start. `data_dir=None`: nothing outlives the service."""
 
     model: str
     workers: int
@@ -138,7 +138,8 @@ class Service:
 
 @contextmanager
 def service(plan: Plan, log: ServiceLog | None) -> Iterator[Service]:
-    """The service, ready for jobs; stopped in order at the end. SIGTERM counts as Ctrl-C."""
+    """The service, ready for jobs; stopped in order at the end. SIGTERM counts as Ctrl-C. Raises `ServiceError` for a
+    port that is taken."""
     if not is_free(plan.host, plan.port):
         raise ServiceError(f"cannot listen on {plan.host}:{plan.port}: choose another port with --port")
 
@@ -185,8 +186,8 @@ def is_free(host: str, port: int) -> bool:
 
 
 def device_groups(devices: list[str], ranks: int) -> list[str]:
-    """What each worker of so many ranks gets of the devices, as CUDA_VISIBLE_DEVICES names them. What is left over gets
-    none."""
+    """Devices of each worker of `ranks` ranks, as CUDA_VISIBLE_DEVICES names them. Left-over devices are in no
+    group."""
     return [",".join(devices[at : at + ranks]) for at in range(0, len(devices) - ranks + 1, ranks)]
 
 

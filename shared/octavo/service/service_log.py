@@ -24,7 +24,7 @@ class ServiceLog:
 
     @property
     def format(self) -> LogFormat:
-        """What children are to write."""
+        """The format that children are to write."""
         return "text" if self._console.is_terminal else "json"
 
     def say(self, event: str) -> None:

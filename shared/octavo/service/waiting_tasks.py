@@ -24,7 +24,7 @@ _MOST = 500
 
 @dataclass(frozen=True)
 class WaitingTasks:
-    """Those of one tenant's application. Raises what redis-py raises."""
+    """Celery tasks of one tenant's application that wait for their jobs. Methods raise what redis-py raises."""
 
     connection: redis.Redis
     tenant: str
@@ -47,7 +47,7 @@ class WaitingTasks:
             pipeline.execute()
 
     def drop(self, task_id: str) -> None:
-        """Its result is stored."""
+        """Forgets a task whose result is stored."""
         with self.connection.pipeline(transaction=False) as pipeline:
             pipeline.hdel(self.keys.tasks(self.name), task_id)
             pipeline.zrem(self.keys.tasks_sent(self.name), task_id)
@@ -55,29 +55,29 @@ class WaitingTasks:
             pipeline.execute()
 
     def message(self, task_id: str) -> bytes | None:
-        """None: it does not wait."""
+        """The message of a task; None: it does not wait."""
         message: Any = self.connection.hget(self.keys.tasks(self.name), task_id)
         return None if message is None else bytes(message)
 
     def touch(self, task_ids: Sequence[str], now: float) -> None:
-        """They were sent, or looked at, unless they have been dropped meanwhile."""
+        """Notes that tasks were sent, or looked at, unless they have been dropped meanwhile."""
         if task_ids:
             self.connection.zadd(self.keys.tasks_sent(self.name), dict.fromkeys(task_ids, now), xx=True)
 
     def unseen(self, since: float) -> list[str]:
-        """Some of those that were neither sent nor looked at since then."""
+        """Some of the tasks that were neither sent nor looked at since then."""
         found: Any = self.connection.zrangebyscore(self.keys.tasks_sent(self.name), "-inf", since, start=0, num=_MOST)
         return [task_id.decode() for task_id in found]
 
     def due(self, now: float, *, until: float) -> list[str]:
-        """Those that have expired. Each is told again and again, until it did so before `until`."""
+        """Tasks that have expired. Each is told again and again, until it did so before `until`."""
         found: Any = self.connection.zrangebyscore(self.keys.tasks_due(self.name), "-inf", now)
         if found:
             self.connection.zremrangebyscore(self.keys.tasks_due(self.name), "-inf", until)
         return [task_id.decode() for task_id in found]
 
     def job_states(self, task_ids: Sequence[str]) -> list[JobStatus | None]:
-        """Of each task's job; None: it has none yet."""
+        """Status of each task's job; None: it has none yet."""
         jobs = self._jobs(task_ids)
         with self.connection.pipeline(transaction=False) as pipeline:
             for job_id in jobs:
@@ -86,7 +86,7 @@ class WaitingTasks:
         return [JobStatus(state.decode()) if state else None for state in states]
 
     def cancel_jobs(self, task_ids: Sequence[str]) -> None:
-        """Those that wait, or are running."""
+        """Cancels jobs that wait or run."""
         for job_id in self._jobs(task_ids):
             if job_id is not None:
                 run_sync(self.connection, Cell(self.keys).cancel(job_id))
@@ -113,7 +113,7 @@ class WaitingTasks:
         return [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)]
 
     def takes_turn(self, seconds: float) -> bool:
-        """Whether the caller is the one worker to look after what was lost, for so long."""
+        """True if the caller is the one worker to look after lost tasks, for so long."""
         lock = f"{self.keys.tasks_sent(self.name)}:turn"
         return bool(self.connection.set(lock, 1, nx=True, px=round(seconds * 1000)))
 

@@ -44,7 +44,7 @@ class Message(Frozen):
 
     @property
     def text(self) -> str:
-        """What was said, empty for nothing."""
+        """The text of a message, empty for none."""
         return self.content or ""
 
     @property

@@ -1,4 +1,4 @@
-"""What the models of this package are made of: limits, names and kinds of fields."""
+"""Fields of this package's models: limits, names and kinds."""
 
 from __future__ import annotations
 

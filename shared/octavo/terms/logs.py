@@ -12,7 +12,7 @@ from typing import Any, Literal
 LogFormat = Literal["auto", "text", "json"]
 
 FIELDS = ("request_id", "method", "path", "status", "dur_ms", "tenant")
-"""What a log call may pass in `extra`."""
+"""Fields that a log call may pass in `extra`."""
 
 _CONTROLS = re.compile(r"[^\n\t -~\u00a0-\U0010ffff]")
 

@@ -1,4 +1,4 @@
-"""What workers write into the queue: one struct a message, its fields in the order that they have in a frame.
+"""Messages that workers write into the queue: one struct each, its fields in the order that they have in a frame.
 
 A field may be added at the end, with a default: earlier versions leave it off. `octavo.queue.wire` makes frames of
 them.

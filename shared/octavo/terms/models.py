@@ -1,4 +1,4 @@
-"""What a service submits and what it gets back.
+"""Requests that a service submits, and the results that it gets back.
 
 These models are the contract between clients, the gateway and the workers. They hold no behaviour beyond
 validation: anything accepted here can be stored, sent and resumed as it is.
@@ -97,7 +97,7 @@ class JobRequest(Frozen):
         return () if self.tool_choice.mode == "none" else self.tools
 
     def is_obeyed(self, tool: Tool) -> bool:
-        """Whether the arguments of every call of the tool obey its schema."""
+        """True if the arguments of every call of the tool obey its schema."""
         return tool.strict or (self.tool_choice.mode == "required" and self.tool_choice.name in (None, tool.name))
 
     @property

@@ -1,4 +1,4 @@
-"""What an engine counts, from the engine's process to the metrics: one typed struct."""
+"""Counters of an engine, from its process to the metrics: one typed struct."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ MAX_AFTER = 16
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the tokens of a sequence must spell.
+    """The language that the tokens of a sequence must spell.
 
     `text` is a JSON schema, a regular expression that matches the whole, a JSON array of the strings to choose from, or
     a grammar in llguidance's dialect of Lark; `json_object` has none. Stop tokens are no part of it: they follow where

@@ -63,8 +63,8 @@ class ToolCall(Frozen):
 
 
 class ToolChoice(Frozen):
-    """Whether the model calls tools: as it likes (`auto`), not at all (`none`), at least once (`required`), or the one
-    called `name` (then `mode` is `required`). OpenAI's spellings are taken as well."""
+    """The model's choice to call tools: as it likes (`auto`), not at all (`none`), at least once (`required`), or the
+    one called `name` (then `mode` is `required`). OpenAI's spellings are taken as well."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: ToolName | None = None
@@ -145,7 +145,7 @@ def _given(value: Any, json_field: str) -> Any:
 
 
 def _inner(value: Any) -> Any:
-    """What stands under `function` in OpenAI's shape; anything else as it is."""
+    """The value under `function` in OpenAI's shape; anything else as it is."""
     if not isinstance(value, Mapping) or "function" not in value:
         return value
     if (kind := value.get("type", "function")) != "function":

@@ -1,4 +1,4 @@
-"""What workers say of themselves: the model they serve, their state, their memory, and what they keep in it."""
+"""Workers as they describe themselves: the model they serve, their state, their memory, and what they keep in it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PrefixPin(Frozen):
 
 
 class PinOutcome(Frozen):
-    """What has become of a pin on one worker: `tokens` of it, whole blocks, are kept or being computed, or it is
+    """State of a pin on one worker: `tokens` of it, whole blocks, are kept or being computed, or it is
     refused and `message` says why. `version` tells which prefix of that name this is about."""
 
     state: Literal["pinning", "pinned", "refused"]
@@ -67,7 +67,7 @@ class PinnedPrefix(Frozen):
 
     @property
     def is_settled(self) -> bool:
-        """Whether all workers have pinned or refused it."""
+        """True if all workers have pinned or refused it."""
         return all(outcome is not None and outcome.state != "pinning" for outcome in self.workers.values())
 
 
@@ -92,7 +92,7 @@ class WorkerInfo(Frozen):
 
 
 CELL_STATES = {".": "free", "c": "cached", "q": "quarantined", "u": "used", "s": "shared", "p": "pinned"}
-"""What the letters of a block map stand for, from the least to the most telling."""
+"""Cell states by the letters of a block map, from the least to the most telling."""
 
 
 class WorkerMemory(Frozen):

@@ -1,4 +1,4 @@
-"""What is accepted, how much that is expected to be, and what is learned from it."""
+"""Accepted drafts, their expected number, and the estimate that is learned from them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_guesses_that_are_not_tried_show_how_good_they_are() -> None:
         assert guesses.estimate == pytest.approx(estimate, abs=0.02)
 
 
-def test_who_is_asked_in_vain_rests_longer_and_longer() -> None:
+def test_a_drafter_asked_in_vain_backs_off_longer_and_longer() -> None:
     output, asked = list[int](), list[int]()
     guesses = Guesses(Script(), output)
     for length in range(99):

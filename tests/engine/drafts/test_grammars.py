@@ -203,7 +203,7 @@ TOKENS = expected(followed("a", DIGITS), 0)[0]
 
 
 def remembered_copies(monkeypatch: pytest.MonkeyPatch) -> list[Matcher]:
-    """Those that look ahead, as they are made."""
+    """Copies of matchers that look ahead, as they are made."""
     copies, copy = list[Matcher](), Matcher.copy
 
     def remembered(self: Matcher) -> Matcher:

@@ -22,7 +22,7 @@ from octavo_worker.engine.drafts import (
     Speculation,
     StepCosts,
     choose_lengths,
-    expected_gain,
+    expected_speedup,
     expected_tokens,
 )
 from octavo_worker.engine.process import speculation_for
@@ -91,7 +91,7 @@ def test_a_model_catches_up_where_that_pays(missed: int) -> None:
     assert (driver.scheduler.stats().drafted_tokens > 0) == (missed == 20)
 
 
-def test_what_was_guessed_once_is_not_caught_up_again() -> None:
+def test_drafted_tokens_are_not_caught_up_again() -> None:
     """Half way to its end, nothing would make up for a whole prompt any more."""
     driver = Driver.create(801, 4, device=Guessing, speculation=by_model(4, replace(FREE, catching_up=1e-1)))
     request = make_request("a", prompt(200), max_tokens=60)
@@ -119,8 +119,8 @@ def test_passes_are_part_of_the_cost(batch: list[tuple[int, float, bool]], costs
     offered, acceptances, by_model = ([each[part] for each in batch] for part in range(3))
     assert costs.drafting is not None
     chosen = choose_lengths(offered, acceptances, costs, others=others, by_model=by_model)
-    gain = expected_gain(chosen, acceptances, costs, others=others, by_model=by_model)
-    assert gain >= 1.0
+    speedup = expected_speedup(chosen, acceptances, costs, others=others, by_model=by_model)
+    assert speedup >= 1.0
     if any(chosen):
         seconds = float(costs.ragged.seconds(len(batch) + sum(chosen) + others))
         for place in range(max(chosen)):
@@ -128,7 +128,7 @@ def test_passes_are_part_of_the_cost(batch: list[tuple[int, float, bool]], costs
             seconds += float(costs.drafting.seconds(rows)) if rows else 0.0
         tokens = sum(expected_tokens(a, k) for a, k in zip(acceptances, chosen, strict=True))
         rate = tokens / seconds
-        assert gain == pytest.approx(rate / (len(batch) / costs.without_drafts(len(batch), others)), rel=1e-6)
+        assert speedup == pytest.approx(rate / (len(batch) / costs.without_drafts(len(batch), others)), rel=1e-6)
 
 
 def test_dear_passes_leave_what_a_grammar_forces() -> None:

@@ -14,7 +14,7 @@ large_ids = st.lists(st.sampled_from([0, 1, 2**16, 2**24, 2**31]), max_size=40)
 
 
 def searched(text: list[int], begun: int, window: int, *, least: int, most: int, count: int) -> list[int]:
-    """What follows the latest occurrence of the longest run, found by looking everywhere. `begun` tokens were there at
+    """Tokens behind the latest occurrence of the longest run, found by looking everywhere. `begun` tokens were there at
     the beginning."""
     known = [*range(max(0, begun - window), begun), *range(max(begun, len(text) - window), len(text))]
     places = [place for place in known if least <= place and text[place - least : place] == text[-least:]]

@@ -68,7 +68,7 @@ async def evaluate(
 
 
 def likelihoods(answers: list[Any]) -> tuple[list[float], list[bool]]:
-    """Of every choice, and whether it is what the model would have said."""
+    """Likelihood of every choice, and whether the model would have said it."""
     pairs = [answer for sample in answers for (answer,) in sample]
     return [float(pair[0]) for pair in pairs], [bool(pair[1]) for pair in pairs]
 

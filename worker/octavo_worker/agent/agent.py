@@ -92,7 +92,7 @@ class Agent:
         return tuple((job.claim.job_id, job.claim.token) for job in list(self._jobs.values()))
 
     def room(self) -> Room | None:
-        """What may be claimed now; None for nothing."""
+        """Room for claims now; None for none."""
         if self._engine is None or self._limits is None or self._fenced:
             return None
         if any(job.claim.solo for job in self._jobs.values()):
@@ -390,7 +390,7 @@ class Agent:
 
 
 def public_code(code: FailureCode) -> str:
-    """What a submitter reads for the engine's word."""
+    """The code that a submitter reads for the engine's."""
     return _PUBLIC_CODES.get(code, code)
 
 

@@ -83,7 +83,7 @@ class EngineProcess:
         self.kill()
 
     async def crashed(self) -> bool:
-        """Of an engine that is gone: whether it died of what it computed, and not because something killed it. The
+        """True if an engine that is gone died of what it computed, and not because something killed it. The
         kernel does so for want of memory, which is the engine's own doing."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_S):

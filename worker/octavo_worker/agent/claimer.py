@@ -149,7 +149,7 @@ class Claimer:
                 return claims
 
     def _complain(self, error: Exception) -> None:
-        """Of a refusal, once. A lost server is told of elsewhere."""
+        """Logs a refusal, once. A lost server is told of elsewhere."""
         told = str(error)
         if isinstance(error, ResponseError) and told != self._told:
             log.error("the server hands out no jobs (%s): `octavo doctor` says what this worker may not do", told)

@@ -27,9 +27,9 @@ _TEXTS = (  # all that the tokenizer, the chat template and the engine read besi
 
 
 def files_digest(folder: Path, *, load_format: str, seed: int) -> bytes:
-    """Of the model in `folder`: its small files whole, and of its weights every header, and the bytes of each tensor,
-    whole if the weights have up to 512 MiB, otherwise 4 KiB at its beginning, its middle and its end. Random weights
-    are known by their seed. Names of folders and times of files play no part."""
+    """Digest of the model in `folder`: its small files whole, and of its weights every header, and the bytes of each
+    tensor, whole if the weights have up to 512 MiB, otherwise 4 KiB at its beginning, its middle and its end. Random
+    weights are known by their seed. Names of folders and times of files play no part."""
     digest = hashlib.sha256()
     for name in _TEXTS:
         if (folder / name).is_file():
@@ -51,9 +51,9 @@ def files_digest(folder: Path, *, load_format: str, seed: int) -> bytes:
 
 
 def served_digest(files: bytes, numerics: str, grammars: str = "", *, max_model_len: int | None = None) -> str:
-    """What a worker announces: its files, and what it does with them: how it computes (instruction set or GPU, types of
-    the weights and the cache), what follows grammars, and where texts end if it was told another length than the
-    model's own."""
+    """Digest that a worker announces: of its files, and what it does with them: how it computes (instruction set or
+    GPU, types of the weights and the cache), what follows grammars, and where texts end if it was told another length
+    than the model's own."""
     digest, context = hashlib.sha256(), "" if max_model_len is None else f"context {max_model_len}"
     _add(digest, files, " ".join(filter(None, (numerics, grammars, context))).encode())
     return digest.hexdigest()[:32]

@@ -23,7 +23,7 @@ class _End:
 
 
 class Ends:
-    """What the server has acknowledged, for some seconds."""
+    """Ends that the server has acknowledged, kept for some seconds."""
 
     def __init__(self, connection: redis.asyncio.Redis, cell: Cell) -> None:
         self._connection = connection

@@ -182,7 +182,7 @@ class ActiveJob:
         self._unfinished = sum(sequence.finish_reason is None for sequence in self.sequences)
 
     def engine_request(self, sampling: EngineSampling, *, deadline: float | None) -> AddRequest:
-        """What the engine has to do: all open sequences, each from its next token."""
+        """The engine's work: all open sequences, each from its next token."""
         unfinished = [s for s in self.sequences if s.finish_reason is None]
         if not unfinished:  # a takeover that only lacks the prompt's log-probabilities
             sampling.max_tokens, unfinished = 0, self.sequences[:1]

@@ -1,4 +1,4 @@
-"""What the server knows of this worker and its model, kept up to date."""
+"""Registration of this worker and its model with the server, kept up to date."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Membership:
         pins: dict[str, PinOutcome],
         script_calls: tuple[ScriptCalls, ...],
     ) -> WorkerInfo:
-        """What a heartbeat says."""
+        """Content of a heartbeat."""
         limits = self._limits
         counts = WorkerStats(
             **msgspec.structs.asdict(stats),
@@ -140,7 +140,7 @@ class Membership:
             )
 
     def _complain(self, error: Exception) -> None:
-        """Of a refusal, once. `reach_server` tells of a lost server."""
+        """Logs a refusal, once. `reach_server` tells of a lost server."""
         told = refusal(self._redis_url, error)
         if told != self._told and isinstance(error, ResponseError):
             log.error("this worker cannot announce its model: %s", told)

@@ -41,7 +41,7 @@ class Reports:
 
 
 def worker_memory(worker_id: str, model: str, report: MemoryReport, limits: Ready) -> WorkerMemory:
-    """What goes out."""
+    """The worker's memory as it is published."""
     stats = report.stats
     return WorkerMemory(
         worker=worker_id,

@@ -86,7 +86,7 @@ async def serve(options: WorkerOptions, *, engine_command: Sequence[str] | None 
 
 
 def _public_name(options: WorkerOptions) -> str:
-    """What jobs call the model. Raises WorkerFailed."""
+    """The model's name in jobs. Raises WorkerFailed."""
     name = options.served_name or served_name(options.engine.model)
     try:
         return TypeAdapter(ModelName).validate_python(name)

@@ -34,7 +34,7 @@ def cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
 
 
 def _block_bytes(options: ModelOptions, *models: CausalModel) -> int:
-    """Of all ranks together."""
+    """Bytes of all ranks together."""
     return sum(_ranks(model) * _part_bytes(options, model) for model in models)
 
 
@@ -59,7 +59,8 @@ def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_m
     """Blocks of the KV cache, the null block included.
 
     `num_blocks` as given, else `kv_cache_bytes`, else what each rank has `room` for. Never more than `max_running`
-    sequences of `max_model_len` tokens can fill, of which sliding windows keep a part.
+    sequences of `max_model_len` tokens can fill, of which sliding windows keep a part. Raises `ModelError` where fewer
+    than two have room.
     """
     if options.num_blocks is not None:
         blocks = options.num_blocks

@@ -81,7 +81,7 @@ def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | N
 def online_format(
     kind: OnlineQuantization, form: Format, described: DecoderConfig | None, family: str, folder: Path
 ) -> Format:
-    """What quantises the checkpoint of format `form` as it is read. Raises `UnsupportedModel`."""
+    """The format that quantises a checkpoint of format `form` as it is read. Raises `UnsupportedModel`."""
     if not isinstance(form, DenseFormat):
         raise UnsupportedModel(f"{folder} is quantised already; leave --quantization out.")
     if described is None:
@@ -99,7 +99,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def context_length(asked: int | None, config: ModelConfig) -> int:
-    """`asked`, by default the model's own, which is the most."""
+    """`asked`, by default the model's own, which is the most. Raises `ModelError` for more than that, or where neither
+    is known."""
     longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     wanted = asked or longest
     if wanted is None:
@@ -110,7 +111,7 @@ def context_length(asked: int | None, config: ModelConfig) -> int:
 
 
 def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """The dtype named, or for "auto" the config's, else float32."""
+    """The dtype named, or for "auto" the config's, else float32. Raises `UnsupportedModel` for another type."""
     stated = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None) or torch.float32
     name = str(stated).removeprefix("torch.") if name == "auto" else name
     if name not in DTYPES:

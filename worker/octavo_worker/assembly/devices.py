@@ -16,7 +16,7 @@ from octavo_worker.model.shards import check_divisible
 
 def choose_device(name: str) -> torch.device:
     """The device named, or for "auto" a GPU that torch and the kernels can use, else the CPU. To torch AMD's are
-    "cuda", too."""
+    "cuda", too. Raises `ModelError` where "cuda" cannot be used."""
     usable = torch.cuda.is_available() and cuda.available()
     if name == "cuda" and not usable:
         missing = "the kernels were not built for this GPU" if torch.cuda.is_available() else "torch sees no GPU"
@@ -83,5 +83,5 @@ def check_gpus(ranks: int, device: torch.device) -> None:
 
 
 def device_of(device: torch.device, rank: int) -> torch.device:
-    """That of a rank: GPUs are counted as they are visible."""
+    """The device of a rank: GPUs are counted as they are visible."""
     return torch.device("cuda", rank) if device.type == "cuda" else device

@@ -1,4 +1,4 @@
-"""What a further rank does: load its part of the model, then compute what rank 0 posts."""
+"""A further rank's process: it loads its part of the model, then computes what rank 0 posts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def compute_plan(runner: PagedRunner, board: Board) -> None:
 
 
 class PackedRunner(Protocol):
-    """What a rank asks of its `CudaRunner`."""
+    """A `CudaRunner` as a further rank sees it."""
 
     def follow(self, packed: PackedStep) -> LaunchedStep: ...
 

@@ -1,5 +1,5 @@
-"""What a checkpoint's config and headers say before any weight is read: the form of each product, its kernel, and the
-bytes that a token costs."""
+"""Inspection of a checkpoint by its config and headers, before any weight is read: the form of each product, its
+kernel, and the bytes that a token costs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Outline(Linear):
-    """What is known of a layer without its weights."""
+    """A layer without its weights: shapes and forms."""
 
     stretches: tuple[Stretch, ...]
     itemsize: int

@@ -28,7 +28,7 @@ class ReplicasRefused(Exception):
 
 
 def environments(options: WorkerOptions, flags: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What each replica is told beside what this process was: the flags, its GPUs, or its share of the cores. Raises
+    """Environments of the replicas beside this process's own: the flags, GPUs, or a share of the cores. Raises
     `ReplicasRefused`."""
     given = {name: value for name, value in flags.items() if value is not None and name not in ("replicas", "devices")}
     shared = {f"OCTAVO_{name.upper()}": str(value) for name, value in given.items()}

@@ -21,7 +21,7 @@ NAMED = ("draft", "eagle")
 
 
 class _Environment(BaseSettings):
-    """What the options of a worker are read from, and how they are checked."""
+    """The environment from which the options of a worker are read, with their checks."""
 
     model_config = SettingsConfigDict(
         env_prefix="OCTAVO_", frozen=True, protected_namespaces=(), allow_inf_nan=False, env_ignore_empty=True

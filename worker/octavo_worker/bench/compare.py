@@ -44,7 +44,7 @@ def compare_service(options: ModelOptions, works: Works, rounds: int, console: C
 
 
 def _blocks(works: Works, options: ModelOptions) -> int:
-    """What the largest workload fills, an eighth more, and enough for one sequence of any length."""
+    """Blocks of the largest workload, an eighth more, and enough for one sequence of any length."""
     size = options.block_size
     needed = [sum(-(-(len(w.prompt) + w.max_tokens) // size) for w in work) for work in works(2, sys.maxsize).values()]
     return max(9 * max(needed) // 8, -(-(options.max_model_len or 0) // size)) + 1
@@ -57,7 +57,7 @@ def _as_prompts(work: list[Work]) -> list[Work]:
 
 
 def _flags(options: ModelOptions) -> list[str]:
-    """What makes a worker's engine the same as the one alone."""
+    """Flags that make a worker's engine the same as the one alone."""
     names = ("load_format", "max_model_len", "num_blocks", "threads", "device", "dtype")
     values = {name: getattr(options, name) for name in names}
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]

@@ -26,7 +26,7 @@ from octavo_worker.runner.paged import PagedRunner
 
 @dataclass
 class Timing:
-    """What one run of a workload showed. Times in seconds since the first request was added.
+    """Figures of one run of a workload. Times in seconds since the first request was added.
 
     `queued` are the times from a request's arrival until it was given memory, `per_token` the mean times between its
     tokens of those with several. `empty` are the seconds without any request, `idle` those with requests but without a
@@ -108,7 +108,8 @@ class EngineBench:
 
     @cached_property
     def ceilings(self) -> Ceilings | None:
-        """Of a GPU, measured when first asked for. A CPU has none to speak of: its caches hold small models."""
+        """Ceilings of a GPU, measured when first asked for. A CPU has none to speak of: its caches hold small
+        models."""
         model = self._runner.model
         return measure_ceilings(model.device, model.dtype) if model.device.type == "cuda" else None
 
@@ -124,7 +125,7 @@ class EngineBench:
 
     @property
     def weight_bytes(self) -> int | None:
-        """What a step reads of the weights, on each rank; None for models of the transformers route."""
+        """Bytes of weights that a step reads, on each rank; None for models of the transformers route."""
         model = self._runner.model
         return sum(linear.nbytes for linear in model.layers.linears) if isinstance(model, Decoder) else None
 

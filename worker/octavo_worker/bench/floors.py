@@ -19,7 +19,7 @@ from octavo_worker.ranks.rank import Rank, vocabulary_of
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a model costs: elements of its layers' matrices and of its head, bytes of all of them, bytes of one token's
+    """Costs of a model: elements of its layers' matrices and of its head, bytes of all of them, bytes of one token's
     keys and values in all layers, operations of one query and one key in all layers."""
 
     layers: int
@@ -71,7 +71,7 @@ def _common(left: list[int], right: list[int]) -> int:
 
 
 def _running(branches: list[Branch], step: int) -> list[Branch]:
-    """Those that have not ended by then: what two share is the least that their neighbours between them share."""
+    """Branches that have not ended by then: two share the least that their neighbours between them share."""
     kept, shared = [], []
     for w, common in branches:
         shared.append(common)

@@ -1,4 +1,4 @@
-"""What another form of a model costs in quality: its next-token distributions beside those of a reference, on one text.
+"""Cost in quality of another form of a model: its next-token distributions beside those of a reference, on one text.
 
 The measure is the Kullback-Leibler divergence from the reference, over the whole vocabulary. It shows a wrong zero
 point or a broken kernel at once, where perplexity hardly moves.
@@ -58,8 +58,8 @@ class Loaded:
 
     @torch.inference_mode()
     def logits(self, window: Window) -> Tensor:
-        """Of what follows each token of a window but its last: `[tokens - 1, vocab]`, in the type in which the model
-        gives them."""
+        """Logits of what follows each token of a window but its last: `[tokens - 1, vocab]`, in the type in which the
+        model gives them."""
         return self._forward([window[:-1]], 0)
 
     @torch.inference_mode()
@@ -86,7 +86,7 @@ class Loaded:
 
 @dataclass
 class Divergence:
-    """Of a model from its reference, summed over the tokens scored so far."""
+    """Divergence of a model from its reference, summed over the tokens scored so far."""
 
     tokens: int = 0
     nats: float = 0.0

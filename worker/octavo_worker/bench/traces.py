@@ -38,7 +38,7 @@ class TracedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """What was cut to fit a context: requests, and their prompts' tokens before and after."""
+    """Requests that were cut to fit a context, and their prompts' tokens before and after."""
 
     requests: int
     prompt_tokens: int

@@ -8,7 +8,7 @@ from typing import Self
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 SCALE_BYTES = {"int8": 4, "float8_e4m3fn": 4}
-"""Of each head of a token, beside its elements."""
+"""Bytes of each head of a token, beside its elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class CacheSpec:
 
     @property
     def token_bytes(self) -> int:
-        """Of the keys and values of one token, scales included."""
+        """Bytes of the keys and values of one token, scales included."""
         elements = (self.key_dim + self.value_dim) * ELEMENT_BYTES[self.dtype]
         return self.kv_heads * (elements + 2 * SCALE_BYTES.get(self.dtype, 0))
 

@@ -67,7 +67,7 @@ class Capacity:
         return self.share > 0 and tokens > self.device_tokens
 
     def __str__(self) -> str:
-        """What there is, and what to raise when it is not enough."""
+        """The capacity in tokens, and the flag to raise when it is not enough."""
         if not self.host:
             return f"{self.device_tokens} tokens: raise --kv-memory or --num-blocks"
         host = self.host * self.block_size

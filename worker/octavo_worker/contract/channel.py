@@ -36,6 +36,7 @@ _TO_AGENT: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(Ready | Re
 
 
 def encode_frame(message: ToEngine | ToAgent) -> bytes:
+    """A message as a frame with its length. Raises ValueError for more than `MAX_FRAME_BYTES`."""
     body = _ENCODER.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
@@ -65,7 +66,7 @@ class EngineChannel:
 
     def receive(self, *, wait: bool, timeout_s: float | None = None) -> list[ToEngine]:
         """All messages that have arrived; with `wait` at least one, sleeping in the kernel until it comes, or until the
-        time is up."""
+        time is up. Raises EOFError once the agent has closed its end."""
         messages: list[ToEngine] = []
         while True:
             self._take_frames(messages)
@@ -110,6 +111,7 @@ class AgentChannel:
         await self._writer.drain()
 
     async def receive(self) -> ToAgent:
+        """The next message of the engine. Raises EOFError once the engine has closed its end."""
         try:
             header = await self._reader.readexactly(4)
             body = await self._reader.readexactly(_frame_length(header))

@@ -20,7 +20,8 @@ class DamagedFile(ValueError):
 
 
 def model_folder(model: str) -> Path:
-    """The folder of a bundled model, of a local folder, or of a hub id, downloaded if need be."""
+    """The folder of a bundled model, of a local folder, or of a hub id, downloaded if need be. Raises
+    `ModelNotFound`."""
     if model in BUNDLED:
         return Path(__file__).parents[1] / "bundled" / model
     path = Path(model).expanduser()

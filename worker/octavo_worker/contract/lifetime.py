@@ -13,7 +13,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> Callable[[], None] | None:
-    """What a child runs before exec. PDEATHSIG follows the thread that forks: start children from the main thread."""
+    """The hook that a child runs before exec. PDEATHSIG follows the thread that forks: start children from the main
+    thread."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)  # loaded here: between fork and exec only plain calls are safe

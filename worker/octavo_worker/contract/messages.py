@@ -1,4 +1,4 @@
-"""What the agent and the engine say to each other: the only thing the two processes share.
+"""Messages between the agent and the engine: the only thing that the two processes share.
 
 The agent owns text and Redis, the engine owns tokens and memory. Every message is one of the structs below and
 travels over a socket pair as a length-prefixed, tagged msgpack array (`octavo_worker.contract.channel`). They behave

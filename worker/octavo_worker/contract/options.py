@@ -1,4 +1,4 @@
-"""What an engine process is told at its start."""
+"""Options of an engine process, which it gets at its start."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MOST_DRAFTED = 512
 
 
 DRAFT_MODEL = "draft:"
-"""What the name of a model begins with that guesses tokens."""
+"""Prefix of a draft model's name."""
 EAGLE_HEAD = "eagle:"
-"""What the name of an EAGLE-3 head of the model begins with."""
+"""Prefix of the name of an EAGLE-3 head of the model."""
 
 LongRope = Literal["auto", "short", "long"]
 OnlineQuantization = Literal["fp8", "int8", "int4"]
@@ -165,17 +165,17 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runner_guesses(self) -> bool:
-        """Whether drafts are the runner's: of a draft model or of a head."""
+        """True if the runner makes the drafts: with a draft model or a head."""
         return self.draft_model is not None or self.eagle_head is not None
 
     @property
     def drafts(self) -> int:
-        """Of each sequence in a step, at most."""
+        """Most drafts of a sequence in a step."""
         return 0 if self.speculate == "off" else self.speculate_most
 
     @property
     def most_samples(self) -> int:
-        """That a step has room for: those of all sequences, each with its drafts as far as these may pay."""
+        """Most samples of a step: those of all sequences, each with its drafts as far as these may pay."""
         return max(self.max_running, min(self.max_running * (1 + self.drafts), MOST_DRAFTED))
 
     def to_json(self) -> str:

@@ -1,12 +1,12 @@
 """The contract between the scheduler and the model runner: a `StepPlan` goes in, a `StepResult` comes out.
 
-A plan is a value: nothing of it changes once it is planned, so it may be kept, replayed or sent to other ranks. Two
-kinds of lists in it belong to the scheduler and go on growing: block tables and outputs. They are append-only, and a
-plan means the beginning that it names; whatever else happens to such a list happens to a copy of it.
+A plan is immutable, so it may be kept, replayed or sent to other ranks. Two kinds of lists in it belong to the
+scheduler and go on growing: block tables and outputs. They are append-only: a plan means the prefix that it names, and
+any other change is made to a copy.
 
-The engine may launch a step while the one before it still runs: two at most are in flight. Their effects are those of
-running one after the other, in the order of their launch: whatever a step swaps, copies or writes comes after all that
-the step before it reads or writes. That order is what allows a block to be handed on while a step that uses it runs.
+At most two steps are in flight: the engine may launch a step while the one before it runs. Effects are those of running
+them in the order of their launches: all swaps, copies and writes of a step follow all reads and writes of the one
+before it. That order allows a block to be reused while a step that reads it still runs.
 
 Blocks have one id space: those of the device, then from `ModelRunner.first_host_block` on those in CPU memory.
 """
@@ -26,21 +26,22 @@ from numpy.typing import NDArray
 from octavo_worker.contract.messages import EngineSampling, Logprob
 
 UNKNOWN = -1
-"""Stands for a token that is still being chosen, see `SequenceStep.follows`, or for a draft that the runner guesses."""
+"""Placeholder of a token that is still being sampled, see `SequenceStep.follows`, or of a draft that the runner fills
+in."""
 
 
 class SampleSpec(msgspec.Struct, frozen=True, gc=False):
-    """How tokens of sequence `index` are chosen: what stays the same from step to step.
+    """Sampling options of sequence `index`, the same from step to step.
 
     The noise is a pure function of (`params.seed`, `index`, position, token id). Penalties look at `prompt` and
     `output`. `forbidden` ids get a logit of minus infinity at positions below `allowed_from` (stop ids before
     `min_tokens`).
 
-    With `candidates` the answer lists that many of the most likely tokens instead of choosing one: natural
-    log-probabilities of the raw logits, to which bias, penalties and `forbidden` are applied afterwards, as
-    transformers does in a beam search. Ids at minus infinity are left out.
+    With `candidates`, that many of the most likely tokens are listed and none is sampled, as transformers does in a
+    beam search: natural log-probabilities of the raw logits, to which bias, penalties and `forbidden` are applied
+    afterwards. Ids at minus infinity are left out.
 
-    A `masked` sample is chosen late, among the ids that `Launched.choose` allows it.
+    A `masked` sample is drawn late, among the ids that `Launched.choose` allows.
     """
 
     params: EngineSampling
@@ -59,9 +60,9 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 class SampleRow(msgspec.Struct, frozen=True, gc=False):
-    """One row of logits to sample, with all that its token depends on: `SampleSpec` at one absolute `position`.
+    """One row of logits to sample, with all that its token depends on: a `SampleSpec` at one absolute `position`.
 
-    `output` are the tokens before `position`, but for one that is still being chosen. Without penalties it is empty.
+    `output` are the tokens before `position`, without one that is still being sampled. Without penalties it is empty.
     """
 
     params: EngineSampling
@@ -75,29 +76,29 @@ class SampleRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class SequenceStep(msgspec.Struct, frozen=True, gc=False):
-    """Compute `tokens` of one sequence at positions `start`, `start + 1`, ...
+    """One sequence's part of a step: `tokens` at positions `start`, `start + 1`, ...
 
-    `samples` lists what to sample: nothing for a chunk that does not reach the end of the prompt, one for an ordinary
-    decode, several when parallel sequences leave a prompt together or when drafts are verified. `sample_rows[i]` is the
-    place among `tokens` of the one whose logits `samples[i]` reads, in ascending order; without `sample_rows` all read
-    the last one's. A sample's position is the one after its row's. A decode with drafts has them behind its token, and
-    a sample of each row. Where they are `UNKNOWN`, the runner guesses up to so many itself, by its own lights, and its
-    answer says which: they depend on the same noise and options as the samples that verify them. Such a decode follows
-    no sample. Its tokens before `start` are `prompt` and `output` of its samples.
+    `samples[i]` reads the logits of `tokens[sample_rows[i]]` and is the token of the next position. Rows ascend;
+    without `sample_rows` all samples read the last token. There is no sample for a chunk that ends inside the prompt,
+    one for a decode, and several where parallel sequences leave a prompt together or drafts are verified.
 
-    The first entries of `block_table`, as many as `start + len(tokens)` tokens take, are the sequence's blocks.
-    Leading entries may be the null block: nothing reads them, they lie left of the sliding window. Or they are blocks
-    of the host: a runner that `reads_host` attends to them as to any other. A block that this step swaps out may be
-    read in its device block still.
+    A decode with drafts has them behind its token, and one sample for each of its rows. Draft tokens may be `UNKNOWN`:
+    the runner then fills in up to that many, drawn with the noise and options of the samples that verify them, and
+    reports them in `SequenceResult.drafts`. Such a decode has no `follows`, and the tokens before `start` are `prompt`
+    and `output` of its samples.
 
-    `run_id` numbers one run of one sequence in the batch, from the step that admits it to its end or its preemption; no
-    other run ever has that number. From one step of a run to the next, only table entries from the block that is
-    written next on are new, and more null or host blocks at the beginning; the first of `samples` is the same. A runner
-    that remembers the run needs to look at nothing else. 0 is a step that must not be remembered.
+    The sequence's blocks are the entries of `block_table` that `start + len(tokens)` tokens take. Leading entries may
+    be the null block (left of the sliding window, never read) or host blocks (a runner that `reads_host` attends to
+    them like any other). A block that this step swaps out may still be read in its device block.
 
-    The first of `tokens` is `UNKNOWN` if the step before this one chooses it. `follows` is then the place of that token
-    among all samples of the plan launched last, counted through its sequences and their `samples`: the runner takes it
-    from there on the device. It never follows a sample with `candidates`.
+    `run_id` numbers one run of the sequence in the batch, from its admission to its end or preemption, and is never
+    reused. Between two steps of a run only these change: table entries from the block that is written next on, and how
+    many leading entries are null or host blocks; the first of `samples` is the same. A runner may cache everything else
+    under `run_id`. 0: do not cache.
+
+    With `follows`, the first of `tokens` is `UNKNOWN`: the plan launched last samples it, as number `follows` of all
+    its samples, counted through its sequences. The runner takes it from there on the device. It is never a sample with
+    `candidates`.
 
     `prompt_logprobs` asks for log-probabilities of the tokens that follow each computed position inside the prompt
     (`targets[i]` is the token after position `start + i`). `row_context` is what its rows have beside their hidden
@@ -121,28 +122,28 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def drafts(self) -> Sequence[int]:
-        """The tokens of a decode that its samples verify."""
+        """Draft tokens of a decode, which its samples verify."""
         return self.tokens[1:] if self.sample_rows else ()
 
     @property
     def wanted(self) -> int:
-        """How many drafts the runner is to guess: all of them or none."""
+        """Number of drafts that the runner fills in: all of them or none."""
         return len(self.tokens) - 1 if self.sample_rows and self.tokens[-1] == UNKNOWN else 0
 
     @property
     def rows(self) -> Sequence[int]:
-        """The place among `tokens` of each sample's row."""
+        """Index into `tokens` of each sample's row."""
         return self.sample_rows or (len(self.tokens) - 1,) * len(self.samples)
 
     def output_at(self, number: int) -> list[int]:
-        """The output of `samples[number]` before its position, but for an unknown token."""
+        """Output of `samples[number]` before its position, without an unknown token."""
         spec, row = self.samples[number], self.rows[number]
         prompt_left = max(0, len(spec.prompt) - self.start)
         known = spec.output[: max(0, self.start - len(spec.prompt))]
         return [*known, *self.tokens[prompt_left + (self.follows is not None) : row + 1]]
 
     def sample_row(self, number: int) -> SampleRow:
-        """What the sampler has to know of `samples[number]`."""
+        """The sampler's view of `samples[number]`."""
         spec, position = self.samples[number], self.start + self.rows[number] + 1
         forbidden = spec.forbidden if position < spec.allowed_from else ()
         prompt, output = (spec.prompt, self.output_at(number)) if spec.penalises else ((), [])
@@ -153,20 +154,19 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     """One step of the model: swaps from the host, swaps to the host, block copies (copy-on-write), in this order, then
     all sequences in one ragged batch. There may be swaps only.
 
-    `swap_out` lists (device block, host block), `swap_in` (host block, device block): whole blocks, all layers. Blocks
-    that are swapped out are not reused before the step is committed, nor are their host blocks, so a runner may copy
-    them while it computes: a sequence that goes on in such a block writes only where nothing was stored. What is
-    swapped in may be read by this step already, or leave for another host block, but often is not: see
-    `uses_swapped_in`.
+    `swap_out` lists (device block, host block), `swap_in` (host block, device block): whole blocks, all layers. Neither
+    block of a swap-out is reused before the step is committed, so a runner may copy while it computes: a sequence that
+    goes on in such a block writes only where nothing was stored. This step may read a block that it swaps in, or swap
+    it out or copy it again; most steps do neither, see `uses_swapped_in`.
 
-    The first `num_decodes` of `sequences` are decodes: they sample what follows some or all of their tokens, of which
-    they have one or, to be verified, several. The others are prefill chunks. No block is both source and target of
-    copies. Within each layer the runner writes the keys and values of *all* sequences before any attention reads them:
-    sequences may read prefix blocks that another one fills in this very step.
+    The first `num_decodes` of `sequences` are decodes, of one token or, with drafts, of several; they sample after some
+    or all of these. The others are prefill chunks. No block is both source and target of copies. Within each layer the
+    runner writes the keys and values of *all* sequences before any attention reads them: a sequence may read prefix
+    blocks that another one fills in the same step.
 
-    For a runner with `shared_reading`: `groups[i]` is the group of sequence i (-1: none), and `prefix_lens[g]` how many
-    leading tokens the sequences of group g have in the same blocks: whole units, before the tokens of this step. Both
-    are empty without groups.
+    For a runner with `shared_reading`: `groups[i]` is the group of sequence i (-1: none), `prefix_lens[g]` the number
+    of leading tokens that the sequences of group g have in the same blocks: whole units, before the tokens of this
+    step. Both are empty without groups.
     """
 
     sequences: Sequence[SequenceStep]
@@ -183,13 +183,13 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_masked(self) -> bool:
-        """Whether some sample is chosen late. Those of one sequence all are, or none."""
+        """True if some samples are masked, hence drawn late. Of one sequence all are, or none."""
         return any(s.samples and s.samples[0].masked for s in self.sequences)
 
     @property
     def uses_swapped_in(self) -> bool:
-        """Whether this step reads a block that it swaps in, for a sequence or for a copy of any kind: else a runner may
-        let it begin before those are there, and wait for them in the next."""
+        """True if this step reads a block that it swaps in, for a sequence or a copy of any kind. Otherwise a runner
+        may begin it before the swap-in is done, and wait in the next step."""
         if not self.swap_in:
             return False
         loaded = {block for _, block in self.swap_in}
@@ -198,7 +198,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
 
 def count_host_blocks(block_table: Sequence[int], first_host_block: int) -> int:
-    """How many leading blocks of a table are the host's."""
+    """Number of leading blocks of a table that are the host's."""
     if not block_table or block_table[0] < first_host_block:
         return 0
     return bisect_left(block_table, True, key=lambda block: block < first_host_block)
@@ -206,8 +206,8 @@ def count_host_blocks(block_table: Sequence[int], first_host_block: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """What the masked samples of a step may be: `places[i]`, among all samples of the plan, in ascending order, those
-    ids whose bit in row i is set: id t is bit t % 32 of word t // 32. No row is empty."""
+    """Token masks of a step's masked samples. Sample `places[i]` (ascending, among all samples of the plan) may be the
+    ids whose bits are set in `words[i]`: id t is bit t % 32 of word t // 32. No row is empty."""
 
     places: Sequence[int]
     words: NDArray[np.int32]
@@ -219,8 +219,8 @@ class Masks:
 
 @dataclass(slots=True)
 class Sampled:
-    """The chosen token, -1 where no logit is a number. For a spec with `candidates`: those, best first as (token,
-    log-probability), `token` is moot."""
+    """One sampled token, -1 where no logit is a number. For a spec with `candidates`: those, best first as (token,
+    log-probability); `token` is then meaningless."""
 
     token: int
     logprob: Logprob | None = None
@@ -229,8 +229,8 @@ class Sampled:
 
 @dataclass(slots=True)
 class SequenceResult:
-    """Answers to one `SequenceStep`: one `Sampled` for each of its `samples`, in order. `drafts` are those that the
-    runner guessed, if it was to: there may be fewer than wanted, and as many samples less."""
+    """Results of one `SequenceStep`: a `Sampled` for each of its `samples`, in order. `drafts` are the tokens that the
+    runner filled in for `UNKNOWN` drafts; where there are fewer than `wanted`, as many samples are missing."""
 
     samples: list[Sampled]
     prompt_logprobs: list[Logprob] = field(default_factory=list)
@@ -239,14 +239,14 @@ class SequenceResult:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step gave, and for how many seconds the device had nothing to do between the step before and this one."""
+    """Results of a step. `gap_s`: seconds for which the device was idle between the step before and this one."""
 
     sequences: list[SequenceResult]
     gap_s: float = 0.0
 
 
 class StepError(Exception):
-    """One sequence of a step cannot be computed, provably because of itself; the others may run without it.
+    """An error of one sequence of a step, provably caused by itself; the others may run without it.
 
     The engine drops the whole step, fails the request of `plan.sequences[sequence]` and recomputes the rest.
     """
@@ -259,20 +259,19 @@ class StepError(Exception):
 class Launched(Protocol):
     """A step in flight.
 
-    What a masked sample may be depends on the token before it, which the step launched before may still be computing.
-    So a step is launched first and chooses later: its masks are filled while the device computes.
+    The mask of a sample depends on the token before it, which the previous step may still be computing. So a step is
+    launched first and its masked samples are drawn later: masks are filled while the device computes.
     """
 
     def choose(self, masks: Masks) -> None:
-        """Choose the masked samples. Called once for every step that has any, after the result of the step before it
-        and before the next launch. Of samples that are masked but have no mask here the answer is moot: their
-        sequences have ended."""
+        """Draws the masked samples. Called once for every step that has any, after the result of the step before it and
+        before the next launch. The result of a masked sample without a mask here is ignored: its sequence has ended."""
         ...
 
     def result(self) -> StepResult:
-        """Wait until the step is computed and all its copies are done. `StepError` if one sequence is to blame;
-        anything else ends the engine process. Called once for every step, in the order of launches; what a step gave
-        that was launched before the failure of another was known is dropped."""
+        """Waits until the step is computed and all its copies are done. Called once for every step, in the order of
+        launches; the result of a step that was launched before the failure of another was known is dropped. Raises
+        `StepError` if one sequence is to blame; any other error ends the engine process."""
         ...
 
 
@@ -283,9 +282,10 @@ class Done:
     outcome: StepResult | StepError
 
     def choose(self, masks: Masks) -> None:
-        """Nothing is left to choose."""
+        """Nothing to draw: the step is over."""
 
     def result(self) -> StepResult:
+        """The outcome. Raises it if it is a `StepError`."""
         if isinstance(self.outcome, StepError):
             raise self.outcome
         return self.outcome
@@ -293,7 +293,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Measured when a model is loaded: bytes a block, bytes a second to the host and back, prompt tokens a second."""
+    """Speeds measured at loading: bytes of a block, bytes a second to the host and back, prompt tokens a second."""
 
     block_bytes: int
     link: float
@@ -302,11 +302,11 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Measured when a model is loaded that is to verify drafts: (rows, seconds) of `plain` steps, in which each decode
-    computes one token, and of `ragged` ones, in which some compute several. No step may have more than `most_samples`
-    then (None: as many as it has rows). `drafting` are (sequences, seconds) of a pass in which the runner guesses a
-    token for each; None: it guesses nothing. `catching_up` are its seconds for a token that it missed. If ragged steps
-    are `padded`, those of other sizes take as long as the next larger one."""
+    """Step times measured at loading, for a model that verifies drafts: (rows, seconds) of `plain` steps, in which each
+    decode computes one token, and of `ragged` ones, in which some compute several. A step has at most `most_samples`
+    samples (None: as many as rows). `drafting` are (sequences, seconds) of a draft pass of the runner, one token for
+    each sequence; None: the runner makes no drafts. `catching_up` are seconds of the draft model for a token that it
+    missed. If ragged steps are `padded`, those of other sizes take as long as the next larger one."""
 
     plain: Sequence[tuple[int, float]]
     ragged: Sequence[tuple[int, float]]
@@ -318,9 +318,9 @@ class StepSeconds:
 
 @dataclass(frozen=True, slots=True)
 class SharedReading:
-    """A runner whose attention reads leading blocks that sequences have in common once for all of them, in units of
-    `unit_blocks`, and gains by it from `least_tokens` tokens on that are not read again. Sequences are decodes and ends
-    of prompts, of up to `most_queries` tokens."""
+    """Attention that reads a prefix shared by several sequences once for all of them, in units of `unit_blocks` blocks.
+    It pays from `least_tokens` tokens on that are not read again. Sequences are decodes and ends of prompts, of up to
+    `most_queries` tokens."""
 
     unit_blocks: int
     least_tokens: int
@@ -328,18 +328,17 @@ class SharedReading:
 
 
 class ModelRunner(Protocol):
-    """What the engine asks of a model. The attributes are fixed after construction.
+    """A model as the engine sees it. The attributes are fixed after construction.
 
-    `num_blocks` counts the null block 0, `num_host_blocks` (0: no swapping) the block `first_host_block`: both are
-    never handed out. Host blocks have the ids from `first_host_block` on, which is `num_blocks` or more. `kv_dtype`
-    names the type of the KV cache, `quantization` the schemes of quantised weights (empty: none is), `numerics` what
-    decides how the runner rounds. No plan has more tokens of prompts
-    than `token_budget`. `window`: tokens that a query sees in every layer, 0 if some layer sees all. `reads_host`:
-    whether block tables may have host blocks. `features`: names of what its kernels can, `octavo_kernels.features`;
-    requests that ask for others are refused. `speeds` and `step_seconds` are None if they were not measured,
-    `shared_reading` if leading blocks are read once for each sequence. `asynchronous` says that `launch` returns before
-    the step is computed. Only then does the engine run one step ahead, and only such a runner meets steps that follow
-    others.
+    `num_blocks` counts the null block 0, `num_host_blocks` (0: no swapping) the block `first_host_block`: neither is
+    ever allocated. Host blocks have the ids from `first_host_block` on, which is `num_blocks` or more. `kv_dtype` names
+    the type of the KV cache, `quantization` the schemes of quantised weights (empty: none), `numerics` all that decides
+    how the runner rounds. A plan has at most `token_budget` prompt tokens. `window`: tokens that a query sees in every
+    layer, 0 if some layer sees all. `reads_host`: block tables may have host blocks. `features` are the names of its
+    kernels' features (`octavo_kernels.features`); requests that need others are refused. `speeds` and `step_seconds`
+    are None if they were not measured, `shared_reading` if a shared prefix is read for each sequence. `asynchronous`:
+    `launch` returns before the step is computed; only then does the engine run one step ahead, and only then do steps
+    have `follows`.
     """
 
     num_blocks: int
@@ -361,5 +360,5 @@ class ModelRunner(Protocol):
     asynchronous: bool
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Start a step. Errors of the step surface from the `result` of what this returns, `StepError` always."""
+        """Starts a step. Its errors surface in `Launched.result`, a `StepError` always."""
         ...

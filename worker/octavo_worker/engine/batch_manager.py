@@ -16,7 +16,7 @@ from octavo_worker.engine.step_in_flight import StepInFlight
 
 
 class Admission(Enum):
-    """What became of a request that was to be admitted. `NEVER`: its beams exceed the memory of this worker."""
+    """Outcome of a request's admission. `NEVER`: its beams exceed the memory of this worker."""
 
     ADMITTED = 1
     LATER = 2
@@ -175,7 +175,7 @@ class BatchManager:
         return allocation if fits else None
 
     def _can_grow(self, gang: list[Sequence], spare: int) -> bool:
-        """Whether waiting sequences may join those that run, with `spare` blocks for all of them to grow into, and what
+        """True if waiting sequences may join those that run, with `spare` blocks for all of them to grow into, and what
         preempted ones could take on the host."""
         capacity = self.kv.capacity
         if not len(self.running) or capacity.slides:
@@ -286,5 +286,5 @@ def _entering(request: Request) -> list[Sequence]:
 
 
 def _wants_scores(request: Request) -> bool:
-    """Whether its prompt's log-probabilities are asked for, and no sequence computes them yet."""
+    """True if its prompt's log-probabilities are asked for, and no sequence computes them yet."""
     return request.sampling.prompt_logprobs is not None and request.prompt_scorer is None and not request.started

@@ -1,4 +1,4 @@
-"""What the samples of a step may be, by the grammars of their sequences."""
+"""Masks of a step's samples, by the grammars of their sequences."""
 
 from __future__ import annotations
 

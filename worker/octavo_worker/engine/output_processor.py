@@ -1,4 +1,4 @@
-"""What the model computed: tokens go to their sequences, and some of those end."""
+"""Processing of a step's result: tokens go to their sequences, and some of those end."""
 
 from __future__ import annotations
 

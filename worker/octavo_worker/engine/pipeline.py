@@ -61,7 +61,8 @@ class Pipeline:
     def advance(self) -> bool:
         """Launch a step and land one, as far as there are any. False when nothing is left to do.
 
-        A `StepError` costs the request that is to blame; after any other error nothing can be trusted any more.
+        A `StepError` costs the request that is to blame; after any other error nothing can be trusted any more. Raises
+        RuntimeError where requests are left for which no step can be planned.
         """
         launched = self._launch()
         if launched and len(self._in_flight) == 1:
@@ -100,7 +101,7 @@ class Pipeline:
         return True
 
     def _choose(self) -> None:
-        """What came before the step launched last is known: say what its masked samples may be."""
+        """All before the step launched last is known: gives its masked samples their masks."""
         step = self._in_flight[-1]
         if step.plan.has_masked:
             assert step.launched is not None

@@ -123,7 +123,7 @@ class Planner:
                 self._kv.publish(sequence)
 
     def _has_company(self, oversized: Request) -> bool:
-        """Whether it shares the device's time with a request that decodes beside it."""
+        """True if it shares the device's time with a request that decodes beside it."""
         others = (sequence.request for sequence in self._running.decoding if sequence.request is not oversized)
         return any(self._policy.rests(oversized, other) for other in others)
 
@@ -183,11 +183,11 @@ class Planner:
                 break
 
     def _is_stuck(self, step: StepInFlight) -> bool:
-        """Whether all that runs are prompts that find no block to continue."""
+        """True if all that runs are prompts that find no block to continue."""
         return bool(self._running.prefilling) and step.is_empty
 
     def _admit(self, request: Request, step: StepInFlight) -> bool:
-        """Whether the head left the queue, so that the next request may be tried."""
+        """True if the head left the queue, so that the next request may be tried."""
         admission = self._batch.admit(request, step)
         if admission is Admission.NEVER:
             self._requests.fail_beams(request)

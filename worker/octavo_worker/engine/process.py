@@ -1,4 +1,4 @@
-"""What an engine process consists of, whatever model it runs."""
+"""Parts of an engine process, for any model."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Requests:
         return {sequence for request in self._living.values() for sequence in request.sequences.values()}
 
     def take_output(self) -> StepOutput:
-        """What has gathered since the last call."""
+        """Output gathered since the last call."""
         output, self.output = self.output, StepOutput([], [], [], EngineStats())
         output.resumed, self._batch.resumed = self._batch.resumed, []
         for request in (preempted := self._batch.take_preempted()):
@@ -202,7 +202,7 @@ class Requests:
     # Ends
 
     def check_pool(self, sequence: Sequence) -> bool:
-        """Whether the sequence can go on, as an oversized one if necessary: its request fails if this worker's memory
+        """True if the sequence can go on, as an oversized one if necessary: its request fails if this worker's memory
         cannot hold it."""
         request, capacity = sequence.request, self.limits.capacity
         if missing := shortage(sequence.length, request, capacity):

@@ -144,7 +144,7 @@ class Scheduler:
 
     @property
     def has_output(self) -> bool:
-        """Whether anything waits to be taken apart from statistics."""
+        """True if anything waits to be taken apart from statistics."""
         output = self._requests.output
         return bool(output.tokens or output.started or output.failed)
 
@@ -187,11 +187,11 @@ class Scheduler:
 
     @property
     def can_plan(self) -> bool:
-        """Whether a step may be planned now: at most one is in flight, and it verifies no drafts."""
+        """True if a step may be planned now: at most one is in flight, and it verifies no drafts."""
         return not self.in_flight or (len(self.in_flight) == 1 and not self.in_flight[0].drafts)
 
     def waits_for_drafts(self) -> bool:
-        """Whether the next step is better planned when the one in flight has ended: it should have drafts, which begin
+        """True if the next step is better planned when the one in flight has ended: it should have drafts, which begin
         with what that one chooses. It is all sequences or none: one that is left out of a plan alone would be in every
         other step only."""
         if self._drafts is None or len(self.in_flight) != 1:
@@ -202,7 +202,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing is left to run. Plans end in their order with `commit`, or together with
-        `abandon`."""
+        `abandon`. Raises RuntimeError if `can_plan` is False."""
         if not self.can_plan:
             raise RuntimeError("a previous plan was neither committed nor abandoned")
         self._requests.keep_time()
@@ -225,7 +225,7 @@ class Scheduler:
         return None
 
     def masks(self, step: StepInFlight) -> Masks:
-        """What the masked samples of a step may be, once those before it are committed. Requests whose grammar cannot
+        """Masks of a step's samples, once the steps before it are committed. Requests whose grammar cannot
         be followed fail."""
         return self.mask_filler.fill(step)
 

@@ -215,7 +215,7 @@ class Sequence:
 
     @property
     def awaits_token(self) -> bool:
-        """Whether the token that it computes next is still being chosen."""
+        """True if the token that it computes next is still being chosen."""
         return self.computed >= self.length
 
     @property
@@ -235,11 +235,11 @@ class Sequence:
 
     @property
     def is_swapped(self) -> bool:
-        """Whether it waits with its blocks on the host."""
+        """True if it waits with its blocks on the host."""
         return self.state is State.WAITING and len(self.table.blocks) > 0
 
     def specs(self) -> tuple[SampleSpec, ...]:
-        """What to sample once all present tokens are computed."""
+        """Samples to draw once all present tokens are computed."""
         request, rules, is_masked = self.request, self.request.rules, self.matcher is not None
         forbidden, allowed_from = () if is_masked else rules.forbidden(0), self._prompt_len + rules.min_tokens
         if request.beam is not None:
@@ -260,7 +260,7 @@ class Sequence:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a grammar allows nothing more."""
+        """True if a grammar allows nothing more."""
         return self.matcher is not None and self.matcher.is_finished
 
     def start_over(self) -> None:

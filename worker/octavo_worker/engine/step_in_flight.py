@@ -15,10 +15,10 @@ _NOTHING = StepPlan((), 0)
 
 @dataclass(slots=True, eq=False)
 class StepInFlight:
-    """What planning gathers, the plan that comes of it, and all that the engine notes until the step has ended.
+    """A step from its planning to its end: its parts, the plan made of them, and the engine's notes.
 
     `number` grows by one a step. `sequences` are those of `steps`, in their order. `drafts` counts those of all of
-    them. Of a decode with drafts and a grammar the first `masked_rows` were drawn by its masks, the others say nothing.
+    them. Of a decode with drafts and a grammar the first `masked_rows` have masks; the other samples are void.
     The step fills the `published` blocks. The `evicted` sequences lost their memory when it was planned. They come back
     in a later step: what this one copies to the host it does not copy back, and a token or scores of their prompt that
     the step before it still computes are known then.

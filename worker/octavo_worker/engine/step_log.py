@@ -1,4 +1,4 @@
-"""What single steps did and when."""
+"""Log of single steps: their work and their times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENGINE, _STEPS = 1, 2
 
 @dataclass(slots=True)
 class StepRecord:
-    """What a step did and when. Times of one clock in seconds: its planning began, it was planned, its launch returned,
+    """Work and times of a step. Times of one clock in seconds: its planning began, it was planned, its launch returned,
     the engine began to wait for it, its result was there, the result was taken in. `ahead`: it was launched before the
     end of the step before it. Then sequences that decoded, drafts that they verified, chunks of prompts and their
     tokens, blocks swapped and copied."""

@@ -35,7 +35,8 @@ class StopRules:
         return cls(stop_ids | ends, sampling.min_tokens, limit, ends)
 
     def finish_reason(self, token: int, count: int) -> str | None:
-        """Whether `token`, the `count`-th of its sequence, is the last. It stays in the output."""
+        """The reason to finish if `token`, the `count`-th of its sequence, is the last; it stays in the output. None:
+        go on."""
         if token in self.stop_ids and (count > self.min_tokens or token in self.ends):
             return "stop"
         return "length" if count >= self.limit else None

@@ -13,7 +13,7 @@ from octavo_worker.memory.block_pool import BlockPool
 
 
 class CellState(StrEnum):
-    """What a cell shows, from the least to the most telling."""
+    """The state that a cell shows, from the least to the most telling."""
 
     FREE = "."
     CACHED = "c"

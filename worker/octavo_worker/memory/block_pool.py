@@ -28,6 +28,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, first: int = 0) -> None:
+        """Raises ValueError for fewer than two blocks."""
         if num_blocks < 2:
             raise ValueError(f"num_blocks is {num_blocks}: at least 2 are needed, block 0 is never used")
         self.num_blocks = num_blocks
@@ -104,7 +105,8 @@ class BlockPool:
             refs[block] = before + 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop a reference of each block, in the given order; pass a table reversed."""
+        """Drop a reference of each block, in the given order; pass a table reversed. Raises ValueError for a block
+        without references."""
         refs = self.refs
         for block in blocks:
             left = refs[block] - 1
@@ -117,7 +119,8 @@ class BlockPool:
                 self._shared -= 1
 
     def publish(self, block: int, digest: bytes) -> bool:
-        """Make a used block findable. False, and no change, if another block already holds this content."""
+        """Make a used block findable. False, and no change, if another block already holds this content. Raises
+        ValueError for a block that is not used, or published already."""
         if self.refs[block] == 0 or self._hash[block] is not None:
             raise ValueError(f"block {block} is not in use or already published")
         if digest in self._by_hash:
@@ -140,6 +143,7 @@ class BlockPool:
         """`step` copies from or to these used blocks: released from now on, they are quarantined until it settles.
 
         Steps are numbered in their order. The content of a quarantined block stays findable, and reading it is safe.
+        Raises ValueError for a block that is not used.
         """
         for block in blocks:
             if self.refs[block] == 0:
@@ -162,7 +166,7 @@ class BlockPool:
         return list(self._quarantine)
 
     def has_content(self, first: int, end: int) -> bool:
-        """Whether a block from `first` to `end` (excluded) can be found by its content."""
+        """True if a block from `first` to `end` (excluded) can be found by its content."""
         return any(self._hash[first:end])
 
     def find(self, digest: bytes) -> int | None:

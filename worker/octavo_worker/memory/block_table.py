@@ -67,7 +67,8 @@ class BlockTable:
         self.blocks.extend(self._pool.allocate(self.missing(num_tokens)))
 
     def shrink(self, num_tokens: int) -> None:
-        """Give back the blocks past the first `num_tokens` tokens, the last first."""
+        """Give back the blocks past the first `num_tokens` tokens, the last first. Raises ValueError where these end
+        before the table's first block."""
         end = -(-num_tokens // self.block_size)
         if end < self.start:
             raise ValueError(f"{num_tokens} tokens end before the blocks that this table holds")
@@ -83,7 +84,7 @@ class BlockTable:
         return child
 
     def is_shared(self, position: int) -> bool:
-        """Whether writing at `position` would be seen by another sequence."""
+        """True if another sequence would see what is written at `position`."""
         return self._pool.refs[self.blocks[position // self.block_size]] > 1
 
     def unshare(self, position: int) -> tuple[int, int]:

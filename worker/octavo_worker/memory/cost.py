@@ -1,4 +1,4 @@
-"""What a preemption costs: moving blocks over the link, or computing tokens again."""
+"""Costs of a preemption: moving blocks over the link, or computing tokens again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from octavo_worker.memory.block_pool import BlockPool
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """What a preemption takes: the `blocks` that a swap would move, and the `tokens` that would have to be computed
-    again; other sequences or the prefix cache keep `kept` tokens."""
+    """A preempted request: the `blocks` that a swap would move, and the `tokens` that would have to be computed again;
+    other sequences or the prefix cache keep `kept` tokens."""
 
     blocks: int
     tokens: int
@@ -48,7 +48,7 @@ class CostModel:
 
 
 class Decision(StrEnum):
-    """What becomes of a victim's memory, and why. The names are those of the counters in `EngineStats`.
+    """The fate of a victim's memory, and its reason. The names are those of the counters in `EngineStats`.
 
     A victim is swapped, or recomputed for one of five reasons: it is cheaper even if no block is kept; it is cheaper
     because other sequences or the prefix cache keep some; the host's pool is full; this worker never swaps; or there
@@ -79,7 +79,7 @@ class PreemptionPolicy:
 
     @property
     def swaps(self) -> bool:
-        """Whether any victim is ever swapped."""
+        """True if any victim is ever swapped."""
         return self._mode != "recompute"
 
     def decide(self, victim: Victim, host: BlockPool | None) -> Decision:

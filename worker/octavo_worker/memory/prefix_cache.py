@@ -13,7 +13,7 @@ from octavo_worker.memory.block_pool import BlockPool
 DIGEST_BYTES = 16
 RUN_BLOCKS = 16
 RECENT_RUNS = 4096
-"""Of a million tokens in blocks of 16, in less than 10 MB."""
+"""Remembered runs: those of a million tokens in blocks of 16, in less than 10 MB."""
 
 
 @dataclass(slots=True)

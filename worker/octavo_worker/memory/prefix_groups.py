@@ -11,7 +11,7 @@ _MOST_FORKS = 64  # forks on the way to a group: sequences that part after more 
 
 
 class _Node:
-    """What sequences share up to some chunk: those that begin with its blocks, and where they go on."""
+    """A prefix up to some chunk: the sequences that begin with its blocks, and where they go on."""
 
     __slots__ = ("children", "members", "tokens")
 
@@ -33,7 +33,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _Division:
-    """Of the sequences below a node: which join the group around it, which form groups, and tokens saved by all."""
+    """Sequences below a node that join the group around it, those that form groups, and the tokens saved by all."""
 
     saved: int
     joined: list[Hashable]
@@ -67,7 +67,8 @@ class PrefixGroups:
         return key in self._paths
 
     def add(self, key: Hashable, block_table: Sequence[int], tokens: int) -> None:
-        """A sequence starts to decode; its first `tokens` tokens are stored and their blocks stay while it is here."""
+        """A sequence starts to decode; its first `tokens` tokens are stored and their blocks stay while it is here.
+        Raises ValueError for one that is here already."""
         if key in self._paths:
             raise ValueError(f"sequence {key!r} is here already")
         chunks = tokens // self._chunk_tokens

@@ -18,7 +18,7 @@ from octavo_worker.ranks.group import Group
 
 
 class CausalModel(Protocol):
-    """What a runner asks of `Decoder` and `TransformersModel`.
+    """The model as a runner sees it: `Decoder` or `TransformersModel`.
 
     `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into
     logits, float32 or of `dtype`. While it is `shortened`, layers may be left out, but no kernel. `cache` says what

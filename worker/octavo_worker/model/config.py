@@ -46,7 +46,8 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """What may differ from layer to layer. `sliding_window` 0 is full attention; `rope` names one of `ropes`."""
+    """Attention of one layer, as far as layers may differ. `sliding_window` 0 is full attention; `rope` names one of
+    `ropes`."""
 
     scale: float
     sliding_window: int = 0

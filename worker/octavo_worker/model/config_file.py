@@ -37,7 +37,7 @@ FAMILIES: dict[str, dict[str, tuple[type, ...]]] = {
     "olmo2": STATED,
     "granite": STATED | dict.fromkeys(MULTIPLIERS, (int, float)),
 }
-"""What the file of each family must state, with its types."""
+"""Fields that the file of each family must state, with their types."""
 
 ROPES: dict[str, tuple[str, ...]] = {
     "default": (),

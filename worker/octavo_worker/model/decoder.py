@@ -31,7 +31,7 @@ class DecoderLayers:
 
     @property
     def linears(self) -> list[Linear]:
-        """Of all blocks, and the head."""
+        """Linears of all blocks, and the head."""
         return [*(linear for block in self.blocks for linear in block.products().values()), self.head]
 
 

@@ -26,7 +26,8 @@ def original_length(config: ModelConfig) -> int | None:
 
 
 def takes_long_factors(choice: LongRope, original: int, asked: int | None, wanted_len: int) -> bool:
-    """Whether they are the long ones. `wanted_len` is the context to serve, of which `asked` was asked for."""
+    """True if a worker takes the long factors. `wanted_len` is the context to serve, of which `asked` was asked for.
+    Raises `ModelError` for "short" with a longer context."""
     if choice == "short" and (asked or 0) > original:
         raise ModelError(
             f"--longrope short holds for {original} tokens, fewer than --max-model-len {asked}: give one of the two."

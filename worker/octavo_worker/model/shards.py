@@ -1,4 +1,4 @@
-"""What of a decoder each rank holds, after Megatron-LM (arXiv 1909.08053): heads, columns of the MLP, tokens of the
+"""Shards of a decoder, one a rank, after Megatron-LM (arXiv 1909.08053): heads, columns of the MLP, tokens of the
 head."""
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Shards:
 
 
 def check_divisible(config: DecoderConfig, ranks: int) -> None:
+    """Checks that ranks can share the model. Raises `UnsupportedModel` with the reason."""
     heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.intermediate_size
     problems = []
     if heads % ranks:

@@ -29,7 +29,7 @@ class Stage:
 
     @staticmethod
     def fits(contexts: np.ndarray, block_size: int, block_bytes: int) -> bool:
-        """Whether the blocks of sequences with `contexts[S]` tokens, of `block_bytes` in one layer, have room."""
+        """True if the blocks of sequences with `contexts[S]` tokens, of `block_bytes` in one layer, have room."""
         return int(_counts(contexts, block_size).sum()) * block_bytes <= STAGE_BYTES
 
     @classmethod

@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(slots=True)
 class Step:
-    """What all layers share: the cache, the batch being computed, and the record of the trial run."""
+    """State that all layers share: the cache, the batch being computed, and the record of the trial run."""
 
     caches: list[Tensor] = field(default_factory=list)
     block_size: int = 0
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(slots=True)
 class Layer:
-    """What an attention module carries as its attribute `LAYER`."""
+    """A layer's number and state, which its attention module carries as the attribute `LAYER`."""
 
     index: int
     step: Step
@@ -266,7 +266,7 @@ def _attach(model: PreTrainedModel, config: PreTrainedConfig, step: Step) -> Non
 
 
 def _are_even(x: Tensor, tokens: int) -> bool:
-    """Whether the parts of all tokens, which lie along a dimension, are about equal."""
+    """True if the parts of all tokens, which lie along a dimension, are about equal."""
     x = x.float()
     spread = x - x.narrow(tokens, 0, 1)
     return bool(spread.abs().max() <= 0.02 * x.abs().max())

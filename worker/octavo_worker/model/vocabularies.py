@@ -1,4 +1,4 @@
-"""Whether two models mean the same by their token ids."""
+"""Comparison of two models' vocabularies: equal ids must mean equal tokens."""
 
 from __future__ import annotations
 

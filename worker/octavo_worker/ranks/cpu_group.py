@@ -39,10 +39,10 @@ class CpuGroup:
         self._others = [index for index in range(rank.count) if index != rank.index]
 
     def connect(self, handles: Sequence[bytes]) -> None:
-        """They have what they share from the start."""
+        """Nothing to connect: the ranks share their memory from the start."""
 
     def check(self) -> None:
-        """What one process writes others read."""
+        """Nothing to check: processes read what others write."""
 
     def verify(self) -> None:
         """Every call has."""

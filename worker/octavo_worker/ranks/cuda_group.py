@@ -58,6 +58,7 @@ class CudaGroup:
         self._exchange.abort()
 
     def verify(self) -> None:
+        """Checks that all ranks took part so far. Raises `RankLost`."""
         if self._lost is not None:
             raise self._lost
         if self._exchange.lost():

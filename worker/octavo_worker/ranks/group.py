@@ -1,4 +1,4 @@
-"""What layers and the sampler ask of the ranks of a model together."""
+"""Collective operations of a model's ranks, for its layers and the sampler."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ class Group(Protocol):
         ...
 
     def gather(self, mine: Tensor) -> Tensor:
-        """What each rank has: `[ranks, *mine.shape]`."""
+        """The tensors of all ranks: `[ranks, *mine.shape]`."""
         ...

@@ -56,7 +56,7 @@ class RankMemory:
         self.published = self._base + _PUBLISHED
 
     def pid(self, rank: int) -> int:
-        """Of its process; 0 before it has begun."""
+        """Id of its process; 0 before it has begun."""
         return int(self._pids[rank])
 
     def arrived(self, rank: int) -> int:

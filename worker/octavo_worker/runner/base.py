@@ -1,4 +1,4 @@
-"""What the runners of all devices have in common: a model, its KV cache, and the scores of prompts."""
+"""The common part of all devices' runners: a model, its KV cache, and the scores of prompts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ class BaseRunner:
 
 
 def prompt_scores(plan: StepPlan, query_starts: Sequence[int] | np.ndarray) -> list[PromptScores]:
-    """What the prompts of a step ask for; `query_starts` are the places of the sequences' first tokens in the batch."""
+    """The scores that the prompts of a step ask for; `query_starts` are the places of the sequences' first tokens in
+    the batch."""
     first = plan.num_decodes
     return [
         PromptScores(place, int(query_starts[place]), step.targets, step.prompt_logprobs)

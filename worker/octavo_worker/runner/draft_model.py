@@ -81,7 +81,7 @@ class DraftModel:
             ops.copy_blocks(self._kv_cache, on_device(copies, torch.int64, self.model.device))
 
     def _moved(self, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those whose source holds anything; their targets hold as much from now on."""
+        """Pairs whose source holds anything; their targets hold as much from now on."""
         filled = self._filled
         for source, target in pairs:
             filled[target] = filled[source]
@@ -103,14 +103,14 @@ class DraftModel:
 
     @property
     def guesses_now(self) -> bool:
-        """Whether the step that was filled in last waits for `guess`."""
+        """True if the step that was filled in last waits for `guess`."""
         return False
 
     def guess(self) -> None:
         """Starts what `fill_in` has left to the device, once the message of that step is unpacked there."""
 
     def pass_seconds(self, steps: Sequence[SequenceStep]) -> float:
-        """What a pass takes that guesses a token for each of `steps`, which want one."""
+        """Seconds of a pass that guesses a token for each of `steps`, which want one."""
         began = time.perf_counter()
         self.fill_in(steps)
         return max(time.perf_counter() - began, 1e-9)
@@ -119,7 +119,7 @@ class DraftModel:
         """Until all that was started is computed."""
 
     def _note_writes(self, steps: Sequence[SequenceStep]) -> None:
-        """What the target writes in this step is not computed here yet."""
+        """Marks as missing here the tokens that the target writes in this step."""
         size, filled = self._block_size, self._filled
         for step in steps:
             slot, offset = divmod(step.start, size)
@@ -148,7 +148,7 @@ class DraftModel:
             parts = [window.next_part() for window in live]
 
     def _in_turn(self, windows: Sequence[Window]) -> list[Window]:
-        """Those that may have drafts. Sequences that miss least come first: a long prompt keeps no other from being
+        """Windows that may have drafts. Sequences that miss least come first: a long prompt keeps no other from being
         drafted."""
         drafted = [window for window in windows if self._is_drafted(window.step)]
         return sorted(drafted, key=lambda window: window.step.start - self._known(window.step))

@@ -150,8 +150,8 @@ class WholeRows:
 
 
 def _candidates(scores: Tensor, counts: Sequence[int]) -> Candidates:
-    """Of equals, of which logits in 16 bits have many, those with lower ids. The library would choose by the largest
-    count of all rows."""
+    """The largest scores; of equals, of which logits in 16 bits have many, those with lower ids. The library would
+    choose by the largest count of all rows."""
     vocab_size = scores.shape[1]
     bits = scores.float().view(torch.int32).long()
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)

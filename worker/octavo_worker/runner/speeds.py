@@ -23,7 +23,7 @@ MISSED_TOKENS = 256
 RUNS = 3
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PADDED_ROWS = (1, 2, *DRAFTED_TOKENS)
-"""What steps with drafts are padded to on a GPU."""
+"""Rows to which steps with drafts are padded on a GPU."""
 STEP_ROWS_AT_LEAST = (1, 8)
 SWEEPS = 4
 SWEEP_SECONDS = 0.1
@@ -91,7 +91,7 @@ def _decodes(runner: PagedRunner | CudaRunner, queries: Sequence[int]) -> StepPl
 
 
 def _pass_seconds(model: DraftModel, runner: PagedRunner | CudaRunner, ones: Sequence[int]) -> float:
-    """Of a pass that guesses a token for each of some sequences, which have a prompt of one."""
+    """Seconds of a pass that guesses a token for each of some sequences, which have a prompt of one."""
     spec = SampleSpec(SAMPLE.params, 0, (0,), ())
     steps = [
         structs.replace(step, tokens=(0, UNKNOWN), start=1, samples=(spec, spec), sample_rows=(0, 1))
@@ -118,7 +118,7 @@ def _catching_up_seconds(model: DraftModel, runner: PagedRunner | CudaRunner) ->
 
 
 def _decoding_seconds(runner: PagedRunner | CudaRunner, plan: StepPlan) -> float:
-    """Of a step that is launched while the one before it runs, where the engine does so."""
+    """Seconds of a step that is launched while the one before it runs, where the engine does so."""
     if not runner.asynchronous:
         return _seconds(runner, plan, runs=1)
     runner.launch(plan).result()

@@ -1,4 +1,4 @@
-// What attention is given, and the work lists that the plan kernel writes for it.
+// Arguments of attention, and the work lists that the plan kernel writes for it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -51,7 +51,7 @@ struct PrefixItem {
   int sequence, chunk, first_row, rows;
 };
 
-// What the plan notes of a group of sequences while it works.
+// The plan's notes on a group of sequences while it works.
 struct GroupState {
   int rows, leader, next_row, padding;
 };
@@ -68,7 +68,7 @@ struct ExtendItem {
   int queries, padding[3];
 };
 
-// What the last step of decoding folds for one sequence: `chunks` partial results from `first_partial` on, and as many for
+// The fold of one sequence, the last step of decoding: `chunks` partial results from `first_partial` on, and as many for
 // each further part of its queries. The first `runs` runs of kRun chunks may be merged by the decode kernel already, or the
 // first `shared_runs` by the prefix kernel, in their first slots.
 struct alignas(16) FoldItem {
@@ -114,7 +114,7 @@ struct DecodeStepArgs {
 cudaError_t decode_attention(const AttentionArgs&, cudaStream_t);
 cudaError_t prefix_attention(const AttentionArgs&, cudaStream_t);
 cudaError_t extend_attention(const AttentionArgs&, cudaStream_t);
-// What those three do not take: float32, other head dims, other cells. No groups.
+// Attention that those three do not take: float32, other head dims, other cells. No groups.
 cudaError_t simt_attention(const AttentionArgs&, bool decodes, bool extends, cudaStream_t);
 // write_cache, then decode_attention, of sequences with one query each; cudaErrorNotSupported: launched nothing
 cudaError_t decode_step(const DecodeStepArgs&, cudaStream_t);

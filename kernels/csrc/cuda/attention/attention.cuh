@@ -1,4 +1,4 @@
-// What the decode and the extend kernel share.
+// The common part of the decode and the extend kernel.
 #pragma once
 
 #include "attention/args.h"

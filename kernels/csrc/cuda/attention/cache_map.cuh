@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-// Of one swizzled row, of 128 or of 64 bytes.
+// Columns of one swizzled row, of 128 or of 64 bytes.
 constexpr int map_columns(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
 
 // K or V (`offset` elements into a block) of one layer as [blocks][heads][tokens][D / C][C], read in boxes of `box`

@@ -213,7 +213,7 @@ __device__ void cap(const AttentionArgs& a, float (&s)[2][4]) {
 // stay below 2^8, and rescaling, which costs as much as the products, becomes rare. Each row decides for itself.
 constexpr float kSlack = 8.0f;
 
-// What the scores of N slices of 16 keys become: weights, as tensor-core fragments, and for each slice the factor that
+// Turns the scores of N slices of 16 keys into weights, as tensor-core fragments, and for each slice the factor that
 // earlier results must be multiplied with before its values are added. Where a warp has not `rescaled`, it is one.
 template <int N>
 struct Weights {

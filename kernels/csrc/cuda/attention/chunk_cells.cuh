@@ -24,9 +24,9 @@ __device__ inline float shared_float(uint32_t address) {
   return x;
 }
 
-// Of all lanes; none of x is negative.
+// Largest of all lanes; none of x is negative.
 __device__ inline float warp_max(float x) { return __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x))); }
-// Of the lanes that hold the same query rows.
+// Largest of the lanes that hold the same query rows.
 __device__ inline float keys_max(float x) {
 #pragma unroll
   for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));

@@ -114,7 +114,7 @@ __device__ void score(const Queries<T, D, 1>& queries, const SliceTiles<D>& tile
   turn_scores(sums, s);
 }
 
-// What `soften` of chunk.cuh does, in steps. The largest of a thread's scores, and whether it is far above the maximum.
+// `soften` of chunk.cuh in steps. The largest of a thread's scores, and whether it is far above the maximum.
 __device__ inline float highest(const float (&s)[2][4]) { return fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1])); }
 template <int D>
 __device__ bool rises(float high, float unit, const State<D, 1>& st) {

@@ -1,4 +1,4 @@
-// What the decode kernel has in common with the one that does a whole step for few sequences: they must agree bit for bit.
+// The common part of the decode kernel and the one that does a whole step for few sequences: they must agree bit for bit.
 #pragma once
 
 #include "attention/chunk_cells.cuh"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kWarps = kLanes;
 
-// Of those warps of a block, which may have others beside them.
+// Barrier of those warps of a block, which may have others beside them.
 __device__ inline void sync_warps() { asm volatile("barrier.sync.aligned 1, %0;" ::"n"(kWarps * 32) : "memory"); }
 
 // Tokens [begin, end) of the context that an item covers; begin is a multiple of the slice.
@@ -17,7 +17,7 @@ struct Range {
   __device__ int slices(int warp) const { return (end - begin + kSlice * (kWarps - warp) - 1) / (kSlice * kWarps); }
 };
 
-// Of `chunks` chunks from the item's own on.
+// Range of `chunks` chunks from the item's own on.
 __device__ inline Range range_of(const AttentionArgs& a, const DecodeItem& it, int chunks = 1) {
   int begin = it.chunk * kChunk;
   if (a.window > 0) begin = max(begin, max(0, it.context - it.queries + 1 - a.window) / kSlice * kSlice);
@@ -162,7 +162,7 @@ __device__ void finish(CellState<D, R>& st) {
   st.finish();
 }
 
-// What is gathered of one row: N times four of its columns.
+// The gathered part of one row: N times four of its columns.
 template <int N>
 struct Folded {
   float m, l;

@@ -68,7 +68,7 @@ __device__ inline FoldItem part_of(const FoldItem& all, int n, int queries) {
           all.runs, all.shared_runs, {}};
 }
 
-// What a block folds; tiles have ended then. It comes while their end is asked for.
+// A block's share of the fold; tiles have ended then. It comes while their end is asked for.
 __device__ inline FoldItem item_after_tiles(const AttentionArgs& a) {
   const FoldItem item = a.folds[blockIdx.x];
   if (a.prefix) {
@@ -144,7 +144,7 @@ __device__ inline void load(FoldedFew& x, const float2* sums, const float* colum
 #pragma unroll
   for (int n = 0; n < kFewColumns / 4; ++n) x.o[n] = __ldcg(reinterpret_cast<const float4*>(columns) + n);
 }
-// What joining it to nothing makes of it: no negative zeros.
+// The partial joined to nothing: no negative zeros.
 __device__ inline void settle(FoldedFew& x) {
 #pragma unroll
   for (float4& o : x.o)

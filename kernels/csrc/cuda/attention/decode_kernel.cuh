@@ -24,7 +24,7 @@ cudaError_t decode_attention_f8(const AttentionArgs&, cudaStream_t);
 
 namespace {
 
-// Whether a kernel merges the chunks of a run; eight bits leave no registers for it.
+// True if a kernel merges the chunks of a run; eight bits leave no registers for it.
 template <class C, int D>
 constexpr bool merges_runs = !is_scaled<C> && D <= kRunDim;
 
@@ -66,7 +66,7 @@ class Queue {
     if (run < 0) return {n, 1};
     return run < places.runs ? Turn{n + run * (kRun - 1), kRun} : Turn{n + places.runs * (kRun - 1), 1};
   }
-  // Of one thread, at the beginning and at the end of item n.
+  // Called by one thread, at the beginning and at the end of item n.
   __device__ int draw(int count = 1) const { return atomicAdd(&a.header->next_decode, count) + places.drawn_from; }
   __device__ void keep(int n, int place) { places.known[(n + kAhead) % kLength] = place; }
 
@@ -112,7 +112,7 @@ struct Feeder {
     looked_up = true;
   }
 
-  // Whether there is a slice to bring, up to the item after the `current` one.
+  // True if there is a slice to bring, up to the item after the `current` one.
   __device__ bool ready(int current) {
     if (slice < slices) {
       if (OCTAVO_BULK_COPY && !looked_up) look_up();

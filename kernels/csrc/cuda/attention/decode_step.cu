@@ -1,4 +1,4 @@
-// What happens to a packed projection of few sequences between two matrix products, in one launch: QK-norm, rotary
+// The work on a packed projection of few sequences between two matrix products, in one launch: QK-norm, rotary
 // embedding, the write into the cache, attention and its fold. Bit for bit what cache.cu and decode.cu do in three.
 //
 // A block takes one chunk of one sequence for one KV head. The keys of earlier steps begin to come before the kernel that
@@ -25,7 +25,7 @@ using Prepared = T[kMostGroup + 2][D + 8];
 
 constexpr int kUnit = 8;  // elements of a thread's vectors
 
-// What a thread knows of the token before its projection is there.
+// A thread's facts about the token before its projection is there.
 struct Place {
   int64_t position, slot;
 
@@ -124,7 +124,7 @@ __device__ void patch(uint32_t keys, int token, const Prepared<T, D>& rows, int 
   __syncwarp();
 }
 
-// Whether this block is the last one of the item's sequence and head to leave its partial result.
+// True if this block is the last one of the item's sequence and head to leave its partial result.
 __device__ bool arrives_last(int32_t* arrivals, int chunks) {
   __shared__ bool last;
   if (threadIdx.x == 0) {

@@ -13,7 +13,7 @@
 namespace octavo {
 namespace {
 
-// Whether the warps of a kernel may take items alone: where registers can be shared out unevenly. Its blocks are twice as
+// True if the warps of a kernel may take items alone: where registers can be shared out unevenly. Its blocks are twice as
 // large then, and the second half supplies the first.
 template <class C, int D, int R>
 constexpr bool fits_one_warp = !is_scaled<C> && D <= kRunDim && R == 1;
@@ -21,14 +21,14 @@ constexpr int kTakerRegisters = 200, kSupplierRegisters = 56;
 
 #if OCTAVO_UNEVEN
 
-// What streams ask the memory for waits in queues as soon as it is more than the memory gives in its latency, and so does
+// Requests of streams wait in the memory's queues as soon as they are more than the memory gives in its latency, and so does
 // what tiles of prefixes ask for: two slices of each warp keep the memory as busy beside them as three.
 constexpr int kStagesBesideTiles = 2;
 __device__ inline int stages_alone(const AttentionArgs& a, int stages) {
   return beside_tiles(a) ? min(stages, kStagesBesideTiles) : stages;
 }
 
-// Whether a block found room only when all items had been handed out, which all of its threads ask: it would hold up the
+// True if a block found room only when all items had been handed out, which all of its threads ask: it would hold up the
 // fold. No part of the kernel, whose registers would be missing elsewhere.
 __device__ __noinline__ bool comes_too_late(const AttentionArgs& a, int resident) {
   const int owners = owning_blocks(a, resident);
@@ -36,7 +36,7 @@ __device__ __noinline__ bool comes_too_late(const AttentionArgs& a, int resident
   return __syncthreads_and(__ldcg(&a.header->next_decode) + owners * kWarps >= a.header->decode_items * a.kv_heads);
 }
 
-// What a warp and its supplier have in shared memory besides slices: their barriers, and what comes with an item. Every
+// Shared memory of a warp and its supplier besides slices: their barriers, and what comes with an item. Every
 // lane tells what it has read or written, because a lane that spoke for all would vouch only for itself.
 template <class T, int D>
 struct Handover {
@@ -187,7 +187,7 @@ class Supplier {
   }
 };
 
-// Of all threads, before the warps and their suppliers meet.
+// Called by all threads, before the warps and their suppliers meet.
 __device__ inline void sync_roles() { barrier_sync(2, 2 * kWarps * 32); }
 
 template <class T, int D>

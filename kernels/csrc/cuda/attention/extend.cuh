@@ -1,4 +1,4 @@
-// What the two kernels for many query rows share.
+// The common part of the two kernels for many query rows.
 #pragma once
 
 #include "attention/attention.cuh"

@@ -32,7 +32,7 @@ template <int D>
 constexpr int key_bytes = kKeys* D * 2;
 template <int D>
 constexpr int query_bytes = block_rows<D> * D * 2;
-// Of keys, or of values, as they come from the cache.
+// Bytes of keys, or of values, as they come from the cache.
 template <class C, int D>
 constexpr int raw_bytes = kSlices* slice_bytes<C, D>;
 

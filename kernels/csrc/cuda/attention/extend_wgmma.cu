@@ -75,14 +75,14 @@ class Work {
   int items, heads, last_set;
 };
 
-// What the consumers need to know of an item, left in shared memory by the loader of its queries.
+// The consumers' facts about an item, left in shared memory by the loader of its queries.
 struct alignas(16) Record {
   int first, offset, queries, head;  // first packed row; first query head of the KV head
   int begin, last, context, lowest;  // first and last tile of keys; the first key that some row sees
   int query_row, group;
   uint32_t inverse;  // of the group, see query_of
   int more;          // whether the block has another item
-  // Of each consumer: from there on some row sees its first keys, or not all; below that some row's window begins.
+  // Bounds of each consumer: from there on some row sees its first keys, or not all; below that some row's window begins.
   struct {
     int from, below;
   } masked[4];
@@ -241,7 +241,7 @@ struct Consumer {
   __device__ Consumer(const AttentionArgs& args, uint32_t base)
       : a(args), shared(base), unit(args.scale * kLog2e), rings(base) {}
 
-  // Of the consumers. It is read wherever it is needed: what follows from it would take registers, and none are left.
+  // Thread among the consumers. It is read wherever it is needed: what follows from it would take registers, and none are left.
   __device__ static int thread() {
     int thread;
     asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
@@ -249,7 +249,7 @@ struct Consumer {
   }
   __device__ static int warpgroup() { return thread() / kWarpgroup; }
   __device__ static int lane() { return thread() % 32; }
-  // Of the tile, the first of this thread's two.
+  // Row of the tile, the first of this thread's two.
   __device__ static int row() { return thread() / 32 * 16 + lane() / 4; }
   __device__ uint32_t record() const { return shared + L::kRecordsAt + item % kRecords * uint32_t(sizeof(Record)); }
   __device__ uint32_t queries_stage() const { return item % L::kQueryStages; }

@@ -84,7 +84,7 @@ struct Sequence {
   }
   __device__ Tiles own_tiles() const { return {own, shared - joint}; }
   __device__ int possible_runs() const { return may_run && shared == 0 ? (chunks - rest) / kRun : 0; }
-  // What the decode kernel sees of a part.
+  // A part as the decode kernel sees it.
   __device__ DecodeItem part(int sequence, int slot, int chunk, int index) const {
     const int begin = index * part_queries, end = min(begin + part_queries, queries);
     return {sequence, first + chunk, slot + index * chunks + chunk, 0, context - queries + end, row + begin, end - begin,
@@ -118,7 +118,7 @@ __device__ Sequence describe(const PlanArgs& a, int s) {
   q.may_run = q.parts == 1 && a.window == 0 && a.head_dim <= kRunDim && a.decode_rows >= kRunRows;
   q.group = a.groups ? a.groups[s] : -1;
   if (q.group < 0 || q.group >= a.sequences || a.window > 0) return q;
-  // What a prefix kernel reads is older than the queries, and a sequence of one chunk, which needs no fold, has nothing to
+  // A prefix kernel's keys are older than the queries, and a sequence of one chunk, which needs no fold, has nothing to
   // share.
   const int chunks = max(a.prefix_lens[q.group], 0) / kChunk;
   if (q.chunks > 1 && chunks * kChunk <= q.context - q.queries) q.joint = chunks;
@@ -138,7 +138,7 @@ __device__ int bucket(int cost, int highest) {
   return kBuckets - 1 - int(int64_t(cost) * (kBuckets - 1) / max(highest, 1));
 }
 
-// What one group adds: rows to the list of rows, items of a few rows, no more than `few_rows`, to the decode kernel or tiles
+// Work of one group: rows to the list of rows, items of a few rows, no more than `few_rows`, to the decode kernel or tiles
 // to the prefix kernel. Members whose prefix is shorter than a chunk have no rows here.
 struct Group {
   int leader, rows, chunks, row_tiles;
@@ -150,7 +150,7 @@ struct Group {
     few = rows <= few_rows;
     if (!few) row_tiles = (rows + prefix_rows(a.head_dim) - 1) / prefix_rows(a.head_dim);
   }
-  // Of the decode kernel, with so many rows each.
+  // Items of the decode kernel, with so many rows each.
   __device__ int parts(int item_rows) const { return (rows + item_rows - 1) / item_rows; }
   __device__ int items(int item_rows) const { return few ? parts(item_rows) * chunks : 0; }
   __device__ int runs(bool in_runs) const { return in_runs ? chunks / kRun : 0; }
@@ -158,7 +158,7 @@ struct Group {
   __device__ Tiles chunk_tiles(bool in_runs) const { return {row_tiles, chunks - kRun * runs(in_runs)}; }
 };
 
-// Of all groups: items of the decode kernel with eight rows each and with kDecodeRows, tiles of the prefix kernel by the chunk,
+// Work of all groups: items of the decode kernel with eight rows each and with kDecodeRows, tiles of the prefix kernel by the chunk,
 // and items that are runs if there are, with the rows of all runs.
 struct GroupTotals {
   int narrow, wide, tiles, runs, run_rows;
@@ -194,8 +194,8 @@ __device__ void gather_groups(const PlanArgs& a, GroupTotals& totals) {
   __syncthreads();
 }
 
-// Of a run's chunks queries are read and one result is written and folded, but few runs may keep a multiprocessor busy for
-// longer than single chunks would. What so many runs of full tiles spare is as long as a chunk's tile.
+// A run reads its queries once and writes one result for all its chunks, but few runs may keep a multiprocessor busy for
+// longer than single chunks would. So many runs of full tiles save the time of one chunk's tile.
 constexpr int kRunsPerTile = 48;
 __device__ bool tiles_run(const PlanArgs& a, const GroupTotals& totals, int own_tiles, int tokens, bool alone) {
   const int tiles = totals.tiles + own_tiles, runs = totals.runs * a.kv_heads;

@@ -59,10 +59,10 @@ class AttentionPlan {
   float* partial_ = nullptr;
 };
 
-// Of sequences that end with `queries` of `contexts` tokens: the chunks that a plan needs room for, one per kChunk keys of
+// The chunks that a plan needs room for, of sequences that end with `queries` of `contexts` tokens: one per kChunk keys of
 // each, and as many for each further part of queries that are split.
 int64_t chunk_count(const int32_t* contexts, const int32_t* queries, int64_t count, int group);
-// Whether none of these sequences is computed as decodes are, because its queries are few, or split.
+// True if none of these sequences is computed as decodes are, because its queries are few, or split.
 bool only_prompts(const int32_t* contexts, const int32_t* queries, int64_t count, int group);
 
 struct PlanArgs {

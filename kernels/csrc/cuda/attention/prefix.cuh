@@ -1,4 +1,4 @@
-// What the kernels for shared prefixes, the plan and the fold know of each other.
+// Facts that the kernels for shared prefixes, the plan and the fold share.
 #pragma once
 
 #include "attention/args.h"
@@ -15,7 +15,7 @@ inline bool prefix_merges_runs(const Device& device, int head_dim, float softcap
   return runs_hopper_code(device) && merges_shared_runs(head_dim) && softcap <= 0.0f;
 }
 
-// Whether the prefix kernel has tiles. If it has, the decode kernel runs beside them and waits for nothing: their blocks let
+// True if the prefix kernel has tiles. If it has, the decode kernel runs beside them and waits for nothing: their blocks let
 // it begin when queries and keys are there, and it reads nothing of theirs. The fold, which waits for the decode kernel, hears
 // from them when they have ended. If it has none, it lets the decode kernel begin at once and ends when what comes before both
 // has ended.
@@ -29,7 +29,7 @@ __device__ inline bool leaves_without_tiles(const AttentionArgs& a) {
 #if OCTAVO_BULK_COPY
 __device__ inline void add_tiles_left(const AttentionArgs& a, int tiles) { add_released(&a.header->tiles_left, tiles); }
 #endif
-// Of one thread of the prefix kernel, before the decode kernel may begin: so many will be ended. Also before the kernel's
+// By one thread of the prefix kernel, before the decode kernel may begin: so many will be ended. Also before the kernel's
 // wait: all blocks of the fold before have heard of the end of theirs when they let the next kernel begin.
 __device__ inline void begin_tiles([[maybe_unused]] const AttentionArgs& a, [[maybe_unused]] int tiles) {
 #if OCTAVO_BULK_COPY
@@ -37,7 +37,7 @@ __device__ inline void begin_tiles([[maybe_unused]] const AttentionArgs& a, [[ma
   __threadfence();
 #endif
 }
-// Of one thread of those that have written the results of so many.
+// Called by one thread of those that have written the results of so many.
 __device__ inline void end_tiles([[maybe_unused]] const AttentionArgs& a, [[maybe_unused]] int tiles) {
 #if OCTAVO_BULK_COPY
   add_tiles_left(a, -tiles);

@@ -317,7 +317,7 @@ struct Consumer {
         *reinterpret_cast<float2*>(a.partial_sums + int64_t(to[r]) * 2) = make_float2(sum.m[r], sum.l[r]);
     }
   }
-  // What a run of chunks has come to; threads of a row keep its sums together.
+  // The state of a run of chunks; threads of a row keep its sums together.
   __device__ float4& run_outputs(int n) const {
     return reinterpret_cast<float4*>(block_memory() + L::kRunAt)[n * kConsumers * kWarpgroup + threadIdx.x - kWarpgroup];
   }
@@ -401,7 +401,7 @@ struct Consumer {
     }
     float l[2] = {st.l[0], st.l[1]};
     const bool rise = __any_sync(~0u, !soften_level(st.m, l, weights[i]));
-    // That this hangs on the weights, too, keeps them before the end of the products.
+    // Depends on the weights, too, which keeps them before the end of the products.
     if (!there || rise) barrier_wait(rings.tiles.full + 8 * stage, phase(n + 1));
     products_wait<0>();
     added(weights[1 - i]);

@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-// Of cells in eight bits, a translation unit of its own.
+// Cells in eight bits are a translation unit of their own.
 cudaError_t write_cache_cells(const WriteArgs&, cudaStream_t);
 
 namespace {
@@ -28,7 +28,7 @@ __device__ inline uint32_t encode_four(f8, const float* x, float factor) {
   return uint32_t(two(2)) << 16 | two(0);
 }
 
-// What the kLanes threads that share a head make of their units of K or V, x and y: the scale, that of the largest
+// Result of the kLanes threads that share a head for their units of K or V, x and y: the scale, that of the largest
 // magnitude being the largest code, and 16 bytes, laid out as `cell_place` says. A thread's units are either the halves
 // of these, or it has one half and its neighbour the other, of two such. A value that is not finite makes the scale NaN,
 // so that attention to the token shows it. All lanes of a warp come here.
@@ -65,7 +65,7 @@ struct Codes {
 
 enum class Kind { query, key, value };
 
-// What a thread does with its share of one head, the same for every token. `whole`: all of a head rotates in halves.
+// A thread's work on its share of one head, the same for every token. `whole`: all of a head rotates in halves.
 template <class T, class C, int D, int U, bool norms, bool whole, Kind kind>
 struct Writer {
   using Vector = Unit<U>;
@@ -147,19 +147,19 @@ struct Writer {
 // Of a block, of a multiprocessor: few enough for blocks to have even work, enough for angles to come from L1. Of twenty
 // forms the fastest on an H200.
 constexpr int kWriteWarps = 6, kWriteBlocks = 4;
-// What does not fit into as many registers.
+// Kernels that do not fit into as many registers.
 template <class C, int D, bool norms, bool whole>
 constexpr bool is_large = norms && !whole && (D == 96 || (D == 256 && is_scaled<C>));
 constexpr int kStages = 2;  // for each warp: tokens on their way, and the one it works on
 
-// Of one token, for one warp: two units a thread, and the cosines and sines of its position.
+// Facts of one token, for one warp: two units a thread, and the cosines and sines of its position.
 template <int D, int U>
 struct alignas(16) Stage {
   Unit<U> low[32], high[32];
   float angles[D];
 };
 
-// What no other warp wants passes by L1.
+// Data that no other warp wants passes by L1.
 template <int U>
 __device__ inline void copy_unit(void* shared, const void* global) {
   if constexpr (U == 8) copy16(shared_address(shared), global);

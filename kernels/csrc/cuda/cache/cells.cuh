@@ -1,4 +1,4 @@
-// What a cell of the cache may be, and where the cells and scales of a block lie.
+// Types of the cache's cells, and where the cells and scales of a block lie.
 #pragma once
 
 #include <cuda_fp8.h>

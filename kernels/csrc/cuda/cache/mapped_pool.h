@@ -22,7 +22,7 @@ class MappedPool {
 
   std::uintptr_t address() const { return base_; }
 
-  // Of both parts, in bytes.
+  // Size of both parts, in bytes.
   static std::size_t granularity(int device);
 
  private:

@@ -78,7 +78,7 @@ __device__ void turn(float (&x)[U], float (&y)[U], const float (&c)[U], const fl
   }
 }
 
-// What a thread's two units are multiplied with after the norm.
+// Factors of a thread's two units after the norm.
 template <class T, int D, int U>
 struct NormWeights {
   float first[U], second[U];

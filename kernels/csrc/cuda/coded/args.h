@@ -1,4 +1,4 @@
-// What products of 16-bit rows with weights of codes are given.
+// Arguments of products of 16-bit rows with weights of codes.
 #pragma once
 
 #include "linear/args.h"

@@ -75,7 +75,7 @@ struct Warp {
   const int first, last;    // units of this cluster
   const int begin, bricks;  // of the depth, this block's
 
-  // What is brought next: first unit of a batch, item in it, brick of the block's, and where the item's end. Where this lane's
+  // The next to bring: first unit of a batch, item in it, brick of the block's, and where the item's end. Where this lane's
   // of a strip's codes, scales and zeros begin, and how far the other strip's are behind them.
   struct Place {
     int batch, item, brick, end;
@@ -154,7 +154,7 @@ struct Warp {
     if (++next.brick == next.end) next.item += kWarps, settle();
   }
 
-  // Of group g of the brick, for the rows lane / 4 and + 8.
+  // Scale of group g of the brick, for the rows lane / 4 and + 8.
   __device__ float scale_of(const float (&scales)[B::kScales], int g, int half) const {
     const int at = g * kStripRows + half * 8 + lane / 4;
     return __shfl_sync(~0u, scales[g * kStripRows / 32], at % 32);
@@ -266,7 +266,7 @@ struct Warp {
     __syncthreads();
   }
 
-  // What this block stores of a batch: four columns of a row at a time, of the cluster's all an equal share.
+  // This block's part of a batch's results: four columns of a row at a time, of the cluster's all an equal share.
   struct Result {
     int unit, row, quad, column;
   };
@@ -370,7 +370,7 @@ bool consider(Choice& choice, const CodedArgs& a, int room, const Device& device
   Cut& cut = choice.cut;
   const int parts = cut.parts(), clusters = std::min(room, cut.units), most = units(cut.units, clusters);
   const int part = units(cut.bricks, cut.cluster), depth = brick_depth(a.matrix.kind);
-  // What one row with its norm takes is less, and what fewer rows do: all of them are cut alike.
+  // One row with its norm takes less, and so do fewer rows: all of them are cut alike.
   const int x_bytes = kSquares + std::max(kMostRows * row_bytes(part, depth), row_bytes(cut.bricks, depth));
   const int fit = (device.shared_per_block - x_bytes) / (kItemBytes * parts);
   if (fit < 1) return false;

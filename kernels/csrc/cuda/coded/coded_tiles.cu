@@ -1,4 +1,4 @@
-// What products in tiles take, and which file has their kernels.
+// Choice among products in tiles, and which file has their kernels.
 #include "coded/coded_tiles.h"
 
 #include "linear/linear.cuh"

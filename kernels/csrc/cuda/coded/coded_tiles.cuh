@@ -34,7 +34,7 @@ struct Shape {
   static constexpr bool kUneven = tokens >= 64;         // consumers need more registers than an equal share
   static constexpr int kSlabs = kBrickDepth / kDepth, kSlabBytes = tokens * kRowBytes;
   static constexpr int kScales = groups * kStripRows * 4, kZeros = groups * kStripRows;  // bytes of a strip
-  // Of a stage: x, codes, scales, zeros.
+  // Parts of a stage: x, codes, scales, zeros.
   static constexpr int kCodesAt = kSlabs * kSlabBytes, kScalesAt = kCodesAt + kStrips * kBrickBytes;
   static constexpr int kZerosAt = kScalesAt + kStrips * kScales;
   static constexpr int kStageBytes = (kZerosAt + kStrips * kZeros + 1023) / 1024 * 1024;

@@ -1,4 +1,4 @@
-// What products in wide tiles take, and which file has their kernels.
+// Choice among products in wide tiles, and which file has their kernels.
 #include "coded/coded_wide.h"
 
 #include "linear/linear.cuh"

@@ -39,10 +39,10 @@ struct Shape {
   static constexpr int kStrips = consumers * kStripsEach, kStorers = consumers * kWarpgroup;
   static constexpr int kBrickStages = brick_depth(kind) / kDepth, kBrickGroups = groups;
   static constexpr int kGroups = groups > kBrickStages ? groups / kBrickStages : 1;  // of a stage
-  // Of a strip in a stage.
+  // Bytes of a strip in a stage.
   static constexpr int kCodeBytes = kBrickBytes / kBrickStages, kCodeWords = kCodeBytes / 4 / 32;  // the latter of a lane
   static constexpr int kScales = kGroups * kStripRows;
-  // Of a stage: rows of x, and codes, scales and zeros, which lie behind all of those.
+  // Parts of a stage: rows of x, and codes, scales and zeros, which lie behind all of those.
   static constexpr int kXBytes = tokens * kRowBytes;
   static constexpr int kScalesAt = kStrips * kCodeBytes, kZerosAt = kScalesAt + kStrips * kScales * 4;
   static constexpr int kWeightBytes = (kZerosAt + kStrips * kScales + 127) / 128 * 128;

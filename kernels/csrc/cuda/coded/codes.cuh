@@ -148,7 +148,7 @@ __host__ __device__ inline uint32_t bits_of_pair(const P& pair) {
   return bits;
 }
 
-// What codes stand for, as pairs of T. Integers are less their zero point, which `zero` prepares; nothing is rounded.
+// Values of codes, as pairs of T. Integers are less their zero point, which `zero` prepares; nothing is rounded.
 template <class T, Codes kind>
 struct Unpack {
   static constexpr bool kByFloats = kind == Codes::int8 && std::is_same_v<T, bf16>;  // bf16 has seven bits to put a code into
@@ -159,7 +159,7 @@ struct Unpack {
     else if constexpr (kByFloats) return kFloatInteger | point;
     else return Pair<T>::kInteger | point * 0x00010001;
   }
-  // That of a symmetric weight.
+  // Zero point of a symmetric weight.
   __host__ __device__ static uint32_t zero() { return zero(kind == Codes::int4 ? 8 : 128); }
 
   // The four registers of a step; zeros of the rows lane / 4 and lane / 4 + 8.

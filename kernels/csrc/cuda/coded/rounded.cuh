@@ -26,7 +26,7 @@ struct RoundedRow {
 #endif
     for (int i = 0; i < kPlaces; ++i) offset[i] = -float(8388608 >> 4 * i) - point;
   }
-  // Of words with a nibble in place i of the lower half.
+  // Value of a word's nibble in place i of the lower half.
   __host__ __device__ float nibble(uint32_t word, int i) const {
     const float raw = float_of(masked_or(word, 0xfu << 4 * i, kInteger));
     return __fmaf_rn(raw, 1.0f / float(1 << 4 * i), offset[i]) * scale;

@@ -1,4 +1,4 @@
-// What ends a product with weights of codes: bias, residual or gate, and the rounding.
+// The end of a product with weights of codes: bias, residual or gate, and the rounding.
 #pragma once
 
 #include "coded/args.h"

@@ -8,12 +8,12 @@
 
 namespace octavo {
 
-// Of x, and of the weight's strips.
+// Tensor maps of x, and of the weight's strips.
 struct CodedMaps {
   CUtensorMap x, codes, scales, zeros;
 };
 
-// Of strips, [halves][strips][row], so many elements and strips of each half at a time.
+// Map of strips, [halves][strips][row], so many elements and strips of each half at a time.
 inline bool describe_strips(CUtensorMap& map, const void* data, int64_t row, int64_t strips, int halves, int box, int box_strips,
                             CUtensorMapDataType element, int size) {
   const cuuint64_t stride = row * size;

@@ -1,4 +1,4 @@
-// What blocks of a cluster do to each other's shared memory.
+// Access of a cluster's blocks to each other's shared memory.
 #pragma once
 
 #include "device/wgmma.cuh"

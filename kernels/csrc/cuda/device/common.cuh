@@ -1,4 +1,4 @@
-// What every kernel is made of: element types, primitives of the chip, sums of a warp, launches.
+// Parts of every kernel: element types, primitives of the chip, sums of a warp, launches.
 #pragma once
 
 #include "device/elements.cuh"

@@ -37,7 +37,7 @@ inline cudaError_t with_head_dim(int head_dim, F&& f) {
     default: return cudaErrorInvalidValue;
   }
 }
-// Those of them that are common, for kernels of which there are many kinds.
+// Types that are common, for kernels of which there are many kinds.
 template <class F>
 inline cudaError_t with_common_head_dim(int head_dim, F&& f) {
   switch (head_dim) {

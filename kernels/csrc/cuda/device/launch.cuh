@@ -1,4 +1,4 @@
-// What is asked of a device, and launches.
+// Queries of a device, and launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,7 +26,7 @@ inline cudaError_t describe(Device& d) {
   return error;
 }
 
-// Whether the device runs the code for 90a.
+// True if the device runs the code for 90a.
 inline bool runs_hopper_code([[maybe_unused]] const Device& d) {
 #if OCTAVO_HOPPER
   return d.major == 9;

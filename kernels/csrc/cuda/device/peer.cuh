@@ -1,4 +1,4 @@
-// What GPUs and their host do to each other's memory. Each word of such an access is whole; several need not be seen together.
+// Access of GPUs and host to each other's memory. Each word of such an access is whole; several need not be seen together.
 #pragma once
 
 #include "device/common.cuh"

@@ -1,4 +1,4 @@
-// What the kernels say in PTX: conversions, tensor cores, copies, barriers. `hip/primitives.cuh` has in plain C++ what the
+// Primitives in PTX: conversions, tensor cores, copies, barriers. `hip/primitives.cuh` has in plain C++ what the
 // kernels take that are built for AMD, too.
 #pragma once
 
@@ -197,7 +197,7 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-// Whether that phase is over. The answer takes a while: asked early, no thread waits for it.
+// True if that phase is over. The answer takes a while: asked early, no thread waits for it.
 __device__ inline bool barrier_is_over(uint32_t barrier, uint32_t parity) {
   int over;
   asm volatile(
@@ -255,7 +255,7 @@ __device__ inline uint64_t read_once_policy() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// What the next kernel reads: streams pass it by in the L2.
+// Stores data for the next kernel: streams pass it by in the L2.
 __device__ inline void store_kept(float* to, const float4& x) {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));

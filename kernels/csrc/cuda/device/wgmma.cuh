@@ -133,7 +133,7 @@ __device__ inline void products_wait(Sum (&results)[N]) {
 OCTAVO_WGMMA_TYPE(bf16, "bf16")
 OCTAVO_WGMMA_TYPE(f16, "f16")
 
-// Of eight-bit codes, which both lie with their rows along the depth: d[64][columns] += a[64][32] b[columns][32]^T. Floats
+// Eight-bit codes, which both lie with their rows along the depth: d[64][columns] += a[64][32] b[columns][32]^T. Floats
 // (e4m3) add up to floats, of which the tensor cores keep fewer than 24 bits; whole numbers to whole numbers.
 #define OCTAVO_WGMMA_CODES(columns, half, A, B)                                                                       \
   __device__ inline void wgmma_codes(int(&d)[half], uint64_t a, uint64_t b) {                                         \

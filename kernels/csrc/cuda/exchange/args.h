@@ -1,4 +1,4 @@
-// What sums and gathers over several GPUs are given, and how the memory lies that each of them allots for that.
+// Arguments of sums and gathers over several GPUs, and how the memory lies that each of them allots for that.
 #pragma once
 
 #include <cuda_runtime_api.h>

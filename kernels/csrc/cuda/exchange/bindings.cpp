@@ -1,4 +1,4 @@
-// What joins several GPUs: the memory that their ranks share, sums and gathers.
+// Bindings that join several GPUs: the memory that their ranks share, sums and gathers.
 #include "exchange/args.h"
 #include "exchange/exchange.h"
 #include "module.h"

@@ -19,13 +19,13 @@ class Exchange {
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
 
-  // What other processes open this rank's memory with.
+  // Handle by which other processes open this rank's memory.
   std::string handle() const;
   void connect(const std::vector<std::string>& handles);
   // Waits for the device first.
   void close();
 
-  // What kernels are given; before `connect` there are no other ranks to give.
+  // Arguments of kernels; before `connect` there are no other ranks to give.
   const Peers& peers() const;
   char* part() const { return own_ + part_at(peers_.ranks, peers_.slot_bytes); }
   // Rows of so many bytes that are summed at once.

@@ -1,4 +1,4 @@
-// What each rank has, on all of them, bit for bit and of any type.
+// Gather: each rank's data on all of them, bit for bit and of any type.
 #include "exchange/meeting.cuh"
 
 namespace octavo {
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kGatherThreads, 1) push_gather_kernel(const __
   auto* out = static_cast<uint32_t*>(a.out);
   wait_for_previous_kernel();
   const uint64_t call = this_call(peers);
-  // What a thread sends to another rank, the thread of its number takes there.
+  // A thread's data for another rank are taken there by the thread of its number.
   for (int64_t unit = first; unit < units; unit += stride) {
     const uint4 sent = unit_of(mine, unit * kUnitWords, words);
     store_unit(out + peers.rank * words, unit * kUnitWords, words, sent);

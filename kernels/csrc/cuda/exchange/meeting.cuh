@@ -49,7 +49,7 @@ __device__ inline int rank_before(const Peers& peers, int step) {
 // A thread that waits for another rank.
 class Wait {
  public:
-  // Whether to look again: until the host or another thread says no, or for long enough.
+  // True if a wait looks again: until the host or another thread says no, or for long enough.
   __device__ bool goes_on(const Peers& peers) {
     if (++turns_ % kTurns != 0) return true;
     const uint64_t now = nanoseconds();

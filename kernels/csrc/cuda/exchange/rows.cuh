@@ -23,7 +23,7 @@ __device__ inline void add_vector(float (&sum)[N], const uint4& vector) {
   for (int j = 0; j < N; ++j) sum[j] += own[j];
 }
 
-// What has been summed of a row, and what becomes of it.
+// The sum of a row so far, and its use.
 template <class T, int V>
 struct SummedRow {
   static constexpr int N = 16 / sizeof(T);

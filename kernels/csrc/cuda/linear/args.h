@@ -1,4 +1,4 @@
-// What products, norms and activations are given.
+// Arguments of products, norms and activations.
 #pragma once
 
 #include <cuda_runtime_api.h>

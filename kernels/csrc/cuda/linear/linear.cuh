@@ -1,4 +1,4 @@
-// What the kernels for products of several rows have in common.
+// The common part of kernels for products of several rows.
 #pragma once
 
 #include "linear/activation.cuh"
@@ -48,7 +48,7 @@ __device__ inline void send(uint32_t address, uint32_t barrier, int rank, int v)
 
 __device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 
-// What a thread of a product has: its place, what the launch is cut into, its block's shared memory.
+// A thread of a product: its place, what the launch is cut into, its block's shared memory.
 template <class Cut>
 struct Thread {
   const LinearArgs& a;
@@ -77,7 +77,7 @@ __device__ inline float4 load4(const void* base, int64_t at) {
 inline bool aligned(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
 }
-// Whether everything begins at multiples of 16 bytes, and whole groups of the weight's rows are there.
+// True if everything begins at multiples of 16 bytes, and whole groups of the weight's rows are there.
 inline bool in_groups(const LinearArgs& a) {
   return a.depth > 0 && a.columns % (kGroup * (a.gated ? 2 : 1)) == 0 && aligned(a.x, a.x_stride) &&
          aligned(a.weight, a.weight_stride) && aligned(a.bias, 0) && aligned(a.residual, a.residual_stride) &&

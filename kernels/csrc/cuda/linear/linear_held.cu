@@ -1,6 +1,6 @@
 // Products of 2 to 32 rows, x in registers: with the largest weights of a decoder, and with small ones.
 //
-// What counts is how many bytes of weights are on their way and how long neighbours in memory are read together. So all
+// Speed depends on the bytes of weights on their way and on how long neighbours in memory are read together. So all
 // shared memory is a ring of weights, eight rows a stage, each row's part of the depth one long copy; and a warp always
 // meets the same columns of x, as the left operand of a tensor core instruction whose eight columns are the weights'
 // rows. A lane's 16 bytes of a row of x or of the weights are one operand's elements of two instructions: which of the
@@ -113,7 +113,7 @@ struct Block : Thread<Cut> {
   __device__ uint32_t full(int stage) const { return base + 8 * stage; }
   __device__ uint32_t received(int inbox) const { return base + 8 * (kMostStages + inbox); }
   __device__ uint32_t drained() const { return base + 8 * (kMostStages + kInboxes); }  // of sums, by every lane that collects
-  // What has been drawn, or -1 for nothing: for this block's warps, and for the cluster's other block.
+  // The drawn unit, or -1 for none: for this block's warps, and for the cluster's other block.
   __device__ int* drawn(int g) const { return reinterpret_cast<int*>(shared + L::kDrawn) + g % kDraws; }
   __device__ int* told(int g) const { return reinterpret_cast<int*>(shared + L::kTold) + g % kDraws; }
   __device__ uint32_t telling(int g) const { return base + L::kTelling + g % kDraws * 8; }
@@ -129,7 +129,7 @@ struct Block : Thread<Cut> {
     fence_bulk();
   }
 
-  // What a warp holds of x: [step][operand]. An operand is sixteen rows in one of a step's two instructions; or, of
+  // A warp's part of x: [step][operand]. An operand is sixteen rows in one of a step's two instructions; or, of
   // eight rows, those of both: each instruction multiplies the other one's elements, too, for sums of no use.
   // The two have sums of their own, so that they do not wait for each other, where there are registers for them; how
   // many rows there are does not matter, as no bit may feel it.
@@ -138,7 +138,7 @@ struct Block : Thread<Cut> {
   using Held = uint32_t[kSteps][kOperands][4];
   using Sums = float[kTiles][4];
 
-  // Of this block's depth, what this warp multiplies: so many steps.
+  // This warp's part of the block's depth: so many steps.
   struct Part {
     int begin, count;
   };
@@ -219,7 +219,7 @@ struct Block : Thread<Cut> {
         if (s < mine.count) w[s] = *reinterpret_cast<const uint4*>(at + s * kStepBytes);
         loaded |= w[s].x;
       }
-      // What is not filled again need not be given back. Two blocks do so all the same: they lack the registers to ask.
+      // A slot that is not filled again need not be given back. Two blocks do so all the same: they lack the registers to ask.
       if (kCluster > 1 || g + cut.stages < groups) leave(stage, loaded);
       Sums sums = {}, others = {};
 #pragma unroll
@@ -272,7 +272,7 @@ struct Block : Thread<Cut> {
     send(shared_address(told(g)), telling(g), 1, group);
     return group;
   }
-  // What the cluster's first block drew.
+  // The unit that the cluster's first block drew.
   __device__ int hear(int g) const {
     if (lane == 0) barrier_expect(telling(g), sizeof(int));
     barrier_wait(telling(g), (g - groups) / kDraws & 1);

@@ -26,7 +26,7 @@ static_assert(kConsumers * 32 == kTokenTile * kQuads);
 constexpr int kMaxStages = 32;
 constexpr int kMostRows = 32;  // of x
 
-// What a launch is cut into: see the top of this file.
+// Parts of a launch: see the top of this file.
 struct Cut {
   int cluster, clusters;
   int groups, boxes;  // of the whole matrix, or, gated, of its gate
@@ -36,7 +36,7 @@ struct Cut {
 
 constexpr int kDepthSlice = 512;  // slices of the depth are multiples of it
 
-// What one block takes: some boxes of rows, in tiles, and a slice of the depth.
+// One block's unit: some boxes of rows, in tiles, and a slice of the depth.
 struct Portion {
   int rank, first_box, boxes, tiles, begin, depth;
 
@@ -247,7 +247,7 @@ struct Block : Portion {
     return sum;
   }
 
-  // What this thread adds up and stores of sixteen tokens' products with a tile.
+  // This thread's sums of sixteen tokens' products with a tile, which it stores.
   __device__ int own_token() const { return threadIdx.x / kQuads; }
   __device__ int own_quad() const { return threadIdx.x % kQuads; }
   // Blocks of a cluster store every second token.
@@ -346,7 +346,7 @@ struct Block : Portion {
       for (int chunk = 0; chunk < chunks; ++chunk) {
         barrier_wait(full(stage), phase);
         multiply(stage, t.rows() / kGroup, at, sums);
-        // What ldmatrix read has been multiplied: products behind conditions stay before the arrival, which would
+        // The operands that ldmatrix read have been multiplied: products behind conditions stay before the arrival, which would
         // overtake loads that are under way (see `leave` in linear_held.cu).
         __syncwarp();
         if (lane == 0) barrier_arrive_once(empty(stage));
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(kThreads, kTokens < 32 ? 2 : 1) linear_kernel(
 }
 
 // A row-major matrix of 16-bit elements, seen as [depth / kSlab][rows][kSlab], copied in boxes of `slabs` x `box_rows`.
-// What lies outside of it is copied as zeros.
+// Elements outside of it are copied as zeros.
 inline bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, int64_t depth, int64_t stride,
                             int box_rows, int slabs) {
   return describe_tensor<3>(map, data, {kSlab, cuuint64_t(rows), cuuint64_t(depth / kSlab)},

@@ -1,6 +1,6 @@
 // Products of one row: weight[N, K] x, without tensor cores, for the decode step of a single sequence.
 //
-// What counts is how soon the weights flow and how soon a result is there after its x is. So every warp is on its own:
+// Speed depends on how soon the weights flow and how soon a result is there after its x is. So every warp is on its own:
 // it has some rows of the weights, a ring of copies of them in shared memory that it fills (from before the previous
 // kernel has ended: weights are never written) and drains itself, and adds up whole rows. Only x is the block's. The
 // copies are long, because memory is fastest where neighbours are read together.
@@ -38,7 +38,7 @@ template <class T>
 struct Warp : Thread<Cut> {
   int first, last;  // of the units
   uint64_t policy;
-  // What is copied next, and into which slot; where the next piece is read.
+  // The next copy, and its slot; where the next piece is read.
   int unit, at = 0, side = 0, write = 0;
   int read = 0;
   uint32_t parity = 0;

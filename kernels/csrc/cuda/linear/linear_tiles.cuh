@@ -1,4 +1,4 @@
-// What products of whole tiles of 64 rows have in common, on Hopper.
+// The common part of products of whole tiles of 64 rows, on Hopper.
 #pragma once
 
 #include "device/tensor_map.cuh"

@@ -43,7 +43,7 @@ struct Grid {
 
 #if OCTAVO_WGMMA
 
-// Of gate and up by turns.
+// Copies rows of gate and up by turns.
 __device__ inline void copy_halves(uint32_t shared, const CUtensorMap& map, int depth, int eights, uint32_t barrier,
                                    uint16_t blocks) {
   asm volatile(
@@ -89,7 +89,7 @@ struct Block {
             (in_band / deep * S::kWide + across) * S::kColumns};
   }
 
-  // What both blocks bring of a stage, and this block's share.
+  // Bytes that both blocks bring of a stage, and this block's share.
   __device__ int stage_bytes() const { return (grid.height + S::kColumns) * kRowBytes; }
   __device__ void bring_x(const CUtensorMap& x, const Tile& to, int at, int stage) const {
     const int from = across * (grid.height / S::kWide);
@@ -166,7 +166,7 @@ struct Block {
     }
   }
 
-  // Of a thread's results: its first row, where the tile's rows end, the tile's first column.
+  // Place of a thread's results: its first row, where the tile's rows end, the tile's first column.
   struct Place {
     int row, end, column;
   };

@@ -1,4 +1,4 @@
-// What sampling and what is done to logits before it are given.
+// Arguments of sampling, and of the adjustment of logits before it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,7 +15,7 @@ struct SampleArgs {
   int vocab;
   const StepSample* samples;  // [rows]
   int64_t* tokens;
-  // Of a part of the vocabulary: its first token, a multiple of 4, and where its candidates go instead, chosen without
+  // A part of the vocabulary: its first token, a multiple of 4, and where its candidates go instead, chosen without
   // filters; null: the row is whole.
   int first = 0;
   uint64_t* reached = nullptr;

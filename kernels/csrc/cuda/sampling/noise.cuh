@@ -59,7 +59,7 @@ struct Noise {
   uint64_t seed;
   uint32_t position, index;
 
-  // Of the tokens 4 * group to 4 * group + 3, as random words.
+  // Noise of the tokens 4 * group to 4 * group + 3, as random words.
   __device__ uint4 words(int group) const { return philox(uint32_t(group), position, index, seed); }
   __device__ float of(int token) const {
     const uint4 w = words(token / 4);

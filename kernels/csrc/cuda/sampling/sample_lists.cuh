@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-// What is listed for a bound: tokens whose scaled logit is that of a token at the bound reach it, too.
+// The list for a bound: tokens whose scaled logit is that of a token at the bound reach it, too.
 __device__ inline float least_listed(float bound) {
   return fmaxf(bound - 1e-6f * fabsf(bound) - FLT_MIN, -FLT_MAX);
 }

@@ -83,7 +83,7 @@ __device__ inline void row_sync() {
   __syncthreads();
 }
 
-// What lies at the address `mine` of shared memory in block `other` of the row.
+// The value at the address `mine` of shared memory in block `other` of the row.
 __device__ inline uint4 read(const uint4* mine, [[maybe_unused]] int other) {
 #if OCTAVO_BULK_COPY
   if (parts() > 1) return load_words_of(other, mine);

@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-// What passes a filter: the others become minus infinity.
+// Logits that pass a filter: the others become minus infinity.
 template <class T>
 struct Filtered {
   using Group = float4;

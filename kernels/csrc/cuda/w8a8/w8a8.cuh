@@ -41,7 +41,7 @@ inline cudaError_t with_codes(Cells cells, F&& f) {
   }
 }
 
-// What a number is multiplied by on its way to a code, and the code on its way back. `most`: the bits of the largest
+// Factor of a number on its way to a code, and of the code on its way back. `most`: the bits of the largest
 // magnitude, in whose order numbers, infinities and NaNs follow each other. As octavo_kernels.reference.quantise; what is
 // not finite makes the scale NaN.
 struct RowScale {
@@ -71,7 +71,7 @@ __device__ inline uint32_t lanes_max(uint32_t x) {
   return x;
 }
 
-// What a sum of products of codes stands for.
+// Value of a sum of products of codes.
 __device__ inline float scaled(float sum, float x_scale, float weight_scale) {
   return __fmul_rn(sum, __fmul_rn(x_scale, weight_scale));
 }
@@ -97,7 +97,7 @@ cudaError_t w8a8_wide(const W8A8Args&, const W8A8Launch&, const Device&, cudaStr
 inline bool begins_aligned(const void* data, int64_t stride_bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
 }
-// Whether everything begins at multiples of 16 bytes, and the weight's rows come in eights.
+// True if everything begins at multiples of 16 bytes, and the weight's rows come in eights.
 inline bool in_eights(const W8A8Args& a) {
   return a.depth > 0 && a.columns % (a.gated ? 16 : 8) == 0 && begins_aligned(a.x.codes, a.x.stride) &&
          begins_aligned(a.weight.codes, a.weight.stride) && begins_aligned(a.bias, 0) &&

@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-// Of the depth, what one scale is for where scales are not those of whole rows.
+// Depth of one scale, where scales are not those of whole rows.
 inline constexpr int kScaledDepth = 128;
 
 // Rows of a batch as codes, and float32 scales [groups][rows]: one group, or, `in_blocks`, one for each kScaledDepth of the
@@ -43,7 +43,7 @@ struct W8A8Args {
   int64_t out_stride;
 };
 
-// Of one row, which is not yet codes.
+// Product of one row, which is not yet codes.
 struct W8A8RowArgs {
   Dtype dtype;
   Cells cells;

@@ -135,7 +135,7 @@ struct Block {
     finish(sums);
   }
 
-  // Of columns `first` and the next, in a row of x.
+  // Values of columns `first` and the next, in a row of x.
   __device__ float2 values(Sum low, Sum high, float x, int first) const {
     float2 y;
     if constexpr (in_blocks) y = {low, high};

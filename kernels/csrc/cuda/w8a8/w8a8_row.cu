@@ -128,7 +128,7 @@ struct Warp {
   int lane, warp;
   int first, last;  // of the units
   uint64_t policy;
-  // What is copied next, and into which slot; where the next piece is read.
+  // The next copy, and its slot; where the next piece is read.
   int unit, at = 0, side = 0, write = 0;
   int read = 0;
   uint32_t parity = 0;
@@ -275,7 +275,7 @@ struct Warp {
     }
   }
 
-  // Of a piece in blocks, what a lane holds: the scales of its 32nd of the groups.
+  // A lane's part of a piece in blocks: the scales of its 32nd of the groups.
   template <int kSides>
   struct Scales {
     float of[kSides];
@@ -336,7 +336,7 @@ struct Warp {
     }
   }
 
-  // What a lane adds to, and multiplies, the result that it is going to store of the units from `begin` on.
+  // A lane's addend and factor of the result that it is going to store of the units from `begin` on.
   struct Addend {
     float residual, scale;
   };

@@ -129,7 +129,7 @@ struct Block {
     return {(band * kBand + in_band % deep) * grid.tokens, (in_band / deep * kPair + rank) * grid.height};
   }
 
-  // What comes into this block of a stage: its weights, the x that both blocks bring, scales.
+  // This block's share of a stage: its weights, the x that both blocks bring, scales.
   __device__ int bytes() const {
     return (grid.height + grid.copied) * kRowBytes + (S::kInBlocks ? (S::kTokens + grid.height) * int(sizeof(float)) : 0);
   }
@@ -344,7 +344,7 @@ struct Block {
     barrier_sync(1 + consumer, kWarpgroup);
   }
 
-  // What a thread's two rows of the weight are: of a product, columns that are eight apart; gated, one of the gate and one of
+  // A thread's two rows of the weight: of a product, columns that are eight apart; gated, one of the gate and one of
   // what it multiplies.
   struct Columns {
     int first, second;
@@ -363,7 +363,7 @@ struct Block {
   __device__ float bias_at(int column) const {
     return a.bias ? element<T>(a.bias, min(column, a.columns - 1)) : 0.0f;
   }
-  // Of the tile's rows `token` and `token + 1`.
+  // Scales of the tile's rows `token` and `token + 1`.
   __device__ float2 x_scales(int token) const {
     if constexpr (S::kInBlocks) return {1.0f, 1.0f};
     else return *reinterpret_cast<const float2*>(kept() + token);

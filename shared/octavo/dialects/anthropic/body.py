@@ -38,7 +38,7 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
-    """Whether the model is to think, if its chat template lets it choose, and for how many tokens at most."""
+    """The model's thinking: on or off, if its chat template lets it choose, and most tokens of it."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(None, ge=0, le=1 << 24)
@@ -58,7 +58,7 @@ class Metadata(Body):
 
 
 class PromptBody(Body):
-    """What a prompt is made of."""
+    """Parts of a prompt."""
 
     model: ModelName
     messages: Annotated[tuple[MessageParam, ...], Field(min_length=1, fail_fast=True)]

@@ -24,8 +24,8 @@ ENDLESS = "the schema requires itself, so no finite JSON obeys it: leave the pro
 
 
 def attempt(source: str) -> tuple[bool, list[str]]:
-    """Of a grammar without errors, the automaton that the first mask takes is built too, over single bytes: that is
-    where large ones explode, whatever the vocabulary is."""
+    """Compiles a grammar. One without errors also builds the automaton that the first mask takes, over single bytes:
+    that is where large ones explode, with any vocabulary."""
     if (place := _endless(source)) is not None:
         return True, [f"{ENDLESS}\n while processing {place}"]
     refused, messages = llguidance.LLMatcher.validate_grammar_with_warnings(source, limits=library_limits())

@@ -43,7 +43,7 @@ class Trial:
         self._poll.register(self._process.stdout, select.POLLIN)
 
     def attempt(self, text: bytes, limit_s: float) -> tuple[bool, list[str]]:
-        """Whether the grammar is refused, and the library's messages. Raises TimeoutError, _Ended."""
+        """True if the grammar is refused, and the library's messages. Raises TimeoutError, _Ended."""
         self.uses += 1
         assert self._process.stdin is not None
         try:
@@ -84,7 +84,7 @@ class Trial:
             return status, self._errors.read().decode(errors="replace")
 
     def _has_ended(self) -> bool:
-        """Whether it has closed its output, which is the last thing it does: its own status is wanted then."""
+        """True if it has closed its output, which is the last thing it does: its own status is wanted then."""
         assert self._process.stdout is not None
         return any(event & select.POLLHUP for _, event in self._poll.poll(0))
 

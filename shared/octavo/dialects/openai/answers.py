@@ -53,7 +53,7 @@ def echoed(body: CompletionRequest, prompt_index: int, end: Terminal | None) -> 
 
 
 def total_usage(ends: Iterable[Terminal]) -> Usage:
-    """Of all jobs of a request."""
+    """Usage of all jobs of a request."""
     usages = [end.usage for end in ends]
     return Usage(
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),

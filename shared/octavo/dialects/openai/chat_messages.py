@@ -19,7 +19,7 @@ class TextPart(Cacheable):
 
 
 class CalledFunction(Body):
-    """What was called. `arguments` are the model's text; empty for none."""
+    """A called function. `arguments` are the model's text; empty for none."""
 
     name: ToolName
     arguments: str = "{}"

@@ -1,4 +1,4 @@
-"""What a model said, in the shape of OpenAI's messages and deltas."""
+"""A model's answer in the shape of OpenAI's messages and deltas."""
 
 from __future__ import annotations
 

@@ -126,4 +126,4 @@ REFUSED = {
     "prompt_logprobs": "ask a completion for echo and logprobs, or submit to /v1/jobs",
     "max_completion_tokens": "the limit of a completion is called max_tokens",
 }
-"""What to do instead, by the name of a field that is not supported or not with every value."""
+"""Advice by the name of a field that is not supported, or not with every value."""

@@ -1,4 +1,4 @@
-"""What is wrong with a body, in the words of OpenAI's error object: message, code, param."""
+"""Problems of a body in the words of OpenAI's error object: message, code, param."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(WithoutEffect, StructuredFields, SampledBody):
-    """What chat and completions share."""
+    """Fields that chat and completions share."""
 
     n: int = Field(1, ge=1, le=MAX_SEQUENCES)
     stream: bool = False
@@ -143,4 +143,4 @@ ENDPOINTS: dict[str, type[ChatCompletionRequest | CompletionRequest]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
 }
-"""What each path takes."""
+"""Body of each path."""

@@ -1,5 +1,5 @@
-"""What a body asks of the form of its answer: `response_format` as OpenAI has it, `structured_outputs` and the older
-`guided_*` as vLLM's."""
+"""The form of an answer, by its body: `response_format` as OpenAI has it, `structured_outputs` and the older `guided_*`
+as vLLM's."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class StructuredFields(Body):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer must obey."""
+        """Grammar of the answer."""
         return next(iter(self._formats().values()), None)
 
     @property

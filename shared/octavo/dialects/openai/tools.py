@@ -1,4 +1,4 @@
-"""What a chat request says of tools and of thinking."""
+"""Tools and thinking of a chat request."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ class ChatFields(Body):
 
     @property
     def takes_several(self) -> bool:
-        """Whether an answer may have several calls."""
+        """True if an answer may have several calls."""
         return self.parallel_tool_calls is not False
 
     def chat_fields(self) -> dict[str, Any]:
-        """Those of the job."""
+        """Fields of the job."""
         return {
             "tools": self.offered,
             "tool_choice": _chosen(self.tool_choice),

@@ -1,4 +1,4 @@
-"""What a parser gives: pieces of content, of reasoning and of tool calls, and their sum."""
+"""Results of a parser: pieces of content, of reasoning and of tool calls, and their sum."""
 
 from __future__ import annotations
 

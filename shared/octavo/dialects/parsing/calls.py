@@ -1,4 +1,4 @@
-"""What the formats of calls have in common: where a call begins, its arguments, and calls as JSON objects."""
+"""The common part of call formats: where a call begins, its arguments, and calls as JSON objects."""
 
 from __future__ import annotations
 

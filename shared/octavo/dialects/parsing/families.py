@@ -18,7 +18,7 @@ _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hermes", ("<tool_call>", "arguments")),
     ("llama3_json", ("dictionary of argument name and its value",)),
 )
-"""What stands in the templates of each family. The first that has all its signs is the family."""
+"""Signs in the templates of each family. The first that has all its signs is the family."""
 
 _REASONING_SIGNS = (
     (HARMONY, ("<|channel|>", "<|message|>")),
@@ -35,7 +35,7 @@ def family_of(chat_template: str) -> tuple[str, str]:
 
 
 def ends_in_thought(prompt: str, reasoning: str) -> bool:
-    """Whether a rendered prompt ends inside a thought, which the template opened: what `Parser` takes as `opened`."""
+    """True if a rendered prompt ends inside a thought, which the template opened: what `Parser` takes as `opened`."""
     thoughts = REASONING_FORMATS[reasoning]
     return thoughts is not None and prompt.rstrip().endswith(thoughts.begin)
 

@@ -189,8 +189,8 @@ REASONING_FORMATS: dict[str, Thoughts | None] = {
 
 
 def is_marker(text: str, tools: str, reasoning: str) -> bool:
-    """Whether `text`, the spelling of a token, is a part of what these formats are read by (KeyError for an unknown
-    one). Harmony's are the same for both."""
+    """True if `text`, the spelling of a token, is a part of what these formats are read by. Raises KeyError for an
+    unknown one. Harmony's are the same for both."""
     form, thoughts = TOOL_FORMATS[HARMONY if HARMONY in (tools, reasoning) else tools], REASONING_FORMATS[reasoning]
     read = [*form.markers, *form.leading, *form.also]
     if form.syntax is not None:

@@ -1,4 +1,4 @@
-"""Whether a text is inside a thought, and what closes one there: for a limit on thoughts."""
+"""Measuring of thoughts: where a text is inside of one, and what closes it, for a limit on thoughts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ThoughtMeter:
 
 
 def closing_text(reasoning: str, *, calling: bool = False) -> str:
-    """What a model writes to end its thought and to begin its answer, or, if it is `calling`, a call. Empty for a
+    """The text with which a model ends its thought and begins its answer, or, if it is `calling`, a call. Empty for a
     format without thoughts."""
     if reasoning == HARMONY:
         what = f"commentary to={harmony.FUNCTIONS}" if calling else f"final{harmony.MESSAGE}"

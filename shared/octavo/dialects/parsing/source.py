@@ -119,7 +119,7 @@ class Source:
         return True
 
     def closes(self, end: str, follows: Sequence[str]) -> Reading[bool]:
-        """Whether `end`, which stands here, is an end, and not a part of the text that it ends: white space and one of
+        """True if `end`, which stands here, is an end, and not a part of the text that it ends: white space and one of
         `follows` come after it, or the text ends before that could be seen."""
         if (yield from self.ahead(follows, offset=len(end), spaced=True)):
             return True

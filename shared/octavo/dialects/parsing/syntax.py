@@ -24,7 +24,7 @@ class BareArguments:
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """What a model writes when it calls tools:
+    """Syntax of a model's tool calls:
 
     `begin`, then calls with `separator` between them, then `end`; a call is `before_name` NAME `before_arguments`
     ARGUMENTS `after_arguments`. `{index}` in it stands for the number of the call, counted from 0. Arguments are a JSON

@@ -34,7 +34,7 @@ class Tags:
 
     @property
     def follows(self) -> tuple[str, ...]:
-        """What may stand behind a value. Anything else means that its end was only mentioned."""
+        """Texts that may stand behind a value. Anything else means that its end was only mentioned."""
         return (self.before_key, *self.ends)
 
 

@@ -53,7 +53,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference into the same schema names."""
+    """The schema that a reference into the same schema names."""
     found: Any = root
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None

@@ -1,4 +1,4 @@
-"""What `useChat` sends: a chat of UI messages, and whatever the application adds to the body."""
+"""The body that `useChat` sends: a chat of UI messages, and all that the application adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is attached to the job that answers a chat, so that any gateway tells its stream alike."""
+"""The attachment of a job that answers a chat, so that any gateway tells its stream alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.terms.tools import Tool
 
 
 class ChatRecord(BaseModel):
-    """What of a request its answer is read with."""
+    """Parts of a request with which its answer is read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -22,7 +22,7 @@ class BatchFileError(OctavoError):
 
 
 _BEGINNING = f'{{"id": "{ID_PREFIX}'
-"""Of every answer as it is written."""
+"""Beginning of every answer as it is written."""
 
 
 def read_lines(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-// What kernels take from the header of this name, for the host.
+// The part of the header of this name that kernels take, for the host.
 #pragma once
 
 #include <cuda_runtime.h>

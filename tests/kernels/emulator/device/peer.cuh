@@ -26,7 +26,7 @@ inline void arrive_one() {
 inline void arrive_all() {
   while (!stored.empty()) arrive_one();
 }
-// What a thread does that looks at memory of others: it may take its time.
+// A thread that looks at memory of others may take its time.
 inline void look_around() {
   steps_without_progress = 0;
   if (!stored.empty() && random_source() % 2) arrive_one();

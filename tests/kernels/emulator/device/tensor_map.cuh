@@ -8,7 +8,7 @@ namespace octavo {
 
 enum class BoxRows { swizzled, dense };
 
-// What a description of a tensor of up to three dimensions holds here; strides in bytes.
+// A description of a tensor of up to three dimensions; strides in bytes.
 struct Map {
   const char* data;
   int64_t sizes[3], strides[3];

@@ -95,7 +95,7 @@ void wgmma_held(T, float (&d)[half], const uint32_t* a, uint64_t b, bool adds) {
   });
 }
 
-// What lies outside of the tensor comes as zeros.
+// Elements outside of the tensor come as zeros.
 inline void copy_tensor(emulator::Block* block, uint32_t shared, const CUtensorMap& map, int first, int second, int third,
                         uint32_t barrier) {
   Map m;

@@ -1,4 +1,4 @@
-"""What the scripts that make quantised checkpoints share."""
+"""Shared parts of the scripts that make quantised checkpoints."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def forms() -> dict[str, Form]:
 
 
 def decompressed(folder: Path) -> dict[str, torch.Tensor]:
-    """What that release of compressed-tensors makes of each quantised module."""
+    """Weights of the quantised modules by that release of compressed-tensors."""
     described = QuantizationConfig.model_validate(
         LlamaConfig.from_pretrained(folder, trust_remote_code=False).quantization_config
     )

@@ -95,7 +95,7 @@ def quantise(form: Form, folder: Path) -> None:
 
 
 def decompressed(folder: Path) -> dict[str, torch.Tensor]:
-    """What compressed-tensors makes of each quantised module."""
+    """Weights of the quantised modules by compressed-tensors."""
     config = LlamaConfig.from_pretrained(folder, trust_remote_code=False)
     described = QuantizationConfig.model_validate(config.quantization_config)
     with torch.device("meta"):

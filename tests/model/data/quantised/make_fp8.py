@@ -62,7 +62,7 @@ def by_block(weight: Tensor, size: int = 128) -> tuple[Tensor, Tensor]:
 
 
 def activation_scales(base: Path) -> dict[str, Tensor]:
-    """Of the input of every projection, over the calibration's tokens."""
+    """Scales of the input of every projection, over the calibration's tokens."""
     model, largest = LlamaForCausalLM.from_pretrained(base, trust_remote_code=False), {}
     for name, module in model.named_modules():
         if name.endswith("_proj"):
@@ -92,7 +92,7 @@ def quantise(base: Path, folder: Path, config: dict[str, Any], scale_name: str, 
 
 
 def dequantised(folder: Path) -> dict[str, Tensor]:
-    """What transformers makes of each quantised module where there is no GPU."""
+    """Weights of the quantised modules by transformers, where there is no GPU."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False)
     return {name: tensor for name, tensor in model.state_dict().items() if name.endswith("_proj.weight")}
 

@@ -52,7 +52,7 @@ def quantise(arguments: dict[str, Any], folder: Path) -> None:
 
 
 def dequantised(folder: Path) -> dict[str, torch.Tensor]:
-    """What GPTQModel multiplies an identity matrix with: the weight of each quantised module."""
+    """Weights of the quantised modules by GPTQModel, from products with an identity matrix."""
     model = GPTQModel.load(str(folder), device="cpu", dtype=torch.float16, backend=BACKEND.TORCH).model
     result = {}
     for name, module in model.named_modules():

@@ -32,7 +32,7 @@ class AnswerForm:
         return Parser(form.tools, form.reasoning, schemas=self.schemas, opened=form.opened)
 
     def budget(self, limit: int | None) -> ThinkingBudget | None:
-        """That of one sequence. None without a limit, or without thoughts."""
+        """Thinking budget of one sequence. None without a limit, or without thoughts."""
         if limit is None or self.format is None or not self.closing:
             return None
         meter = ThoughtMeter(self.format.tools, self.format.reasoning, opened=self.format.opened)

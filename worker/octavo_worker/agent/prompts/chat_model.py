@@ -60,7 +60,7 @@ class ChatModel:
 
     @classmethod
     def of_folder(cls, folder: Path, tokenizer: Tokenizer) -> ChatModel | None:
-        """That of a model in Hugging Face's layout. None without a template. Raises TemplateFailed."""
+        """The chat model of a folder in Hugging Face's layout. None without a template. Raises TemplateFailed."""
         config = read_json(folder / "tokenizer_config.json")
         sources = _sources(folder, config)
         if "default" not in sources:
@@ -95,7 +95,7 @@ class ChatModel:
         return AnswerForm(AnswerFormat(tools, reasoning, opened), hidden, tuple(closing), schemas, is_prescribed)
 
     def grammar(self, request: JobRequest, form: AnswerForm) -> Grammar | None:
-        """What the answer to a request that is parsed must obey. Raises NoToolGrammar."""
+        """Grammar of the answer to a request that is parsed. Raises NoToolGrammar."""
         return answer_grammar(
             form.format or AnswerFormat(),
             self._tokens,
@@ -109,8 +109,8 @@ class ChatModel:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _is_marker(self, spelling: str, sources: str) -> bool:
-        """Of an added token that is not special: a template's own word, or a part of a format. Words and runs of blanks
-        are neither."""
+        """True if an added token that is not special is a template's own word, or a part of a format. Words and runs of
+        blanks are neither."""
         if not _LOOKS_LIKE_A_MARKER.search(spelling):
             return False
         return spelling in sources or is_marker(spelling, self.tool_format, self.reasoning_format)

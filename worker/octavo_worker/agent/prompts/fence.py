@@ -36,8 +36,8 @@ class Fence:
         return value
 
     def split(self, text: str) -> list[Piece]:
-        """What a template made of guarded texts, in pieces that concatenate to the whole. A template that cuts messages
-        at a token may leave one side of its fence, which is dropped."""
+        """Pieces of a template's output for guarded texts, which concatenate to the whole. A template that cuts
+        messages at a token may leave one side of its fence, which is dropped."""
         if self._spellings is None:
             return [(text, False)] if text else []
         left, right = _either_way(self._left), _either_way(self._right)

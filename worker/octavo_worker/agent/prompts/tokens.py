@@ -96,7 +96,7 @@ class Prompts:
         return [token for token, _ in zip(first, takewhile(bool, same), strict=False)]
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        """What the tokenizer calls each id; empty for an unknown one. Raises PromptRejected."""
+        """The tokenizer's name of each id; empty for an unknown one. Raises PromptRejected."""
         tokenizer = self._text_tokenizer()
         return [tokenizer.id_to_token(token) or "" for token in ids]
 
@@ -110,7 +110,7 @@ class Prompts:
         return self.tokenizer
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token stands for: maybe part of a character. Empty without a tokenizer or for an unknown id."""
+        """Bytes of a token: maybe part of a character. Empty without a tokenizer or for an unknown id."""
         return self._bytes.of(token) if self._bytes is not None else b""
 
     def _encode_text(self, text: str, add_special_tokens: bool) -> list[int]:

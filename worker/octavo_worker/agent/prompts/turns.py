@@ -13,7 +13,7 @@ from octavo.terms.tools import Tool, as_object
 
 @dataclass(frozen=True)
 class TurnForm:
-    """What a template takes.
+    """Form of turns that a template takes.
 
     The roles in `parts` have content that is a list of parts. `null` is the content of an assistant that only calls
     tools. `arguments_as_text`: of calls, instead of objects. `short_ids`: of nine letters or digits.

@@ -99,7 +99,7 @@ class BeamSearch:
         self._finished = sorted([*self._finished, hypothesis], key=lambda h: -h.score)[: self.width]
 
     def _can_improve(self, count: int) -> bool:
-        """Whether a live hypothesis of `count` tokens could still end among the best."""
+        """True if a live hypothesis of `count` tokens could still end among the best."""
         if not self._scores:
             return False
         if not self._is_full:

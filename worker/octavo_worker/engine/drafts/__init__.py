@@ -24,7 +24,7 @@ or does without one.
 from octavo_worker.engine.drafts.acceptance import Acceptance, expected_tokens
 from octavo_worker.engine.drafts.costs import RowTimes, StepCosts
 from octavo_worker.engine.drafts.guesses import Guesses
-from octavo_worker.engine.drafts.lengths import choose_lengths, expected_gain
+from octavo_worker.engine.drafts.lengths import choose_lengths, expected_speedup
 from octavo_worker.engine.drafts.model import ModelProposer
 from octavo_worker.engine.drafts.ngram import NgramProposer
 from octavo_worker.engine.drafts.proposer import Drafter, Proposer
@@ -45,6 +45,6 @@ __all__ = [
     "SuffixProposer",
     "choose_lengths",
     "count_accepted",
-    "expected_gain",
+    "expected_speedup",
     "expected_tokens",
 ]

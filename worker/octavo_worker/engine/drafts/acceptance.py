@@ -36,7 +36,8 @@ class Acceptance:
         return self._hits / self._trials
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """A step verified `drafted` tokens and accepted so many. Those behind a wrong one were not tried."""
+        """A step verified `drafted` tokens and accepted so many. Those behind a wrong one were not tried. Raises
+        ValueError for more accepted than drafted."""
         if not 0 <= accepted <= drafted:
             raise ValueError(f"{accepted} of {drafted} drafts cannot be accepted")
         if drafted:

@@ -15,6 +15,7 @@ class RowTimes:
     noise, which only ever adds."""
 
     def __init__(self, measured: Iterable[tuple[int, float]], *, padded: bool = False) -> None:
+        """Raises ValueError for no times, or for any that are not positive."""
         points = sorted(measured)
         if not points or points[0][0] < 1 or min(seconds for _, seconds in points) <= 0.0:
             raise ValueError("times of steps are needed: (rows, seconds), one or more of each")
@@ -45,9 +46,9 @@ class RowTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Of steps in which each sequence computes one token, and of those in which some compute several: they take other
-    kernels and graphs, and no step runs ahead of them. The seconds of `ragged` ones include what that costs. Where a
-    model guesses, `drafting` are the passes that give some sequences one token more each, and `catching_up` its seconds
+    """Times of `plain` steps, in which each sequence computes one token, and of `ragged` ones, in which some compute
+    several: these take other kernels and graphs, and no step runs ahead of them, which their seconds include. With a
+    draft model, `drafting` are its passes, which give some sequences one token more each, and `catching_up` its seconds
     for a token that it missed."""
 
     plain: RowTimes

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 WORD = array("I").itemsize
 OCCURRENCES = 16
-"""Of a run of the least length, the latest of so many are looked at: common ones occur all the time."""
+"""Latest occurrences of a run of the least length that are looked at: common ones occur all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class GramIndex:
     __slots__ = ("_before", "_begun", "_first", "_own", "_shared", "_window", "least", "most", "text")
 
     def __init__(self, beginning: Sequence[int], *, least: int, most: int, window: int) -> None:
+        """Raises ValueError for lengths or a window that find nothing."""
         if not 1 <= least <= most:
             raise ValueError(f"runs of {least} to {most} tokens are none")
         if window < 1:

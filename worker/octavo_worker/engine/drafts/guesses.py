@@ -1,4 +1,4 @@
-"""What one sequence has of speculation."""
+"""Speculation of one sequence: its drafter, and how often that was right."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class Guesses:
         return self._latest.estimate
 
     def observe(self, drafted: int, accepted: int) -> None:
-        """What became of `drafted` tokens of the latest proposal. Called before they are appended."""
+        """Counts `accepted` of the `drafted` tokens of the latest proposal. Called before they are appended."""
         self._untried = ()
         self._latest.observe(drafted, accepted)
         if accepted and self._latest is self._acceptance:
             self._rest = self.wakes = 0
 
     def fork(self, output: Sequence[int]) -> Guesses:
-        """Those of a sequence that has said the same so far: its `output`."""
+        """Guesses of a sequence with the same output so far, its `output`."""
         twin = Guesses(self._informed().fork(), output)
         twin._acceptance = self._acceptance.fork()
         twin._forced = self._forced.fork()

@@ -58,7 +58,7 @@ def _by_value(
     return values[order], owners[order], places[order]
 
 
-def expected_gain(
+def expected_speedup(
     lengths: Sequence[int],
     acceptances: Sequence[float],
     costs: StepCosts,

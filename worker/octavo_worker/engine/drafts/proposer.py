@@ -1,4 +1,4 @@
-"""What guesses the next tokens of sequences."""
+"""Drafters: proposers of the next tokens of sequences."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ class OutputStore:
     """
 
     def __init__(self, capacity: int) -> None:
+        """Raises ValueError for no capacity."""
         if capacity < 1:
             raise ValueError("a store of no tokens learns nothing")
         self.tree = SuffixTree(MATCH + DRAFT)

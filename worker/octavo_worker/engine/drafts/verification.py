@@ -11,7 +11,8 @@ def count_accepted(drafts: Sequence[int], drawn: Sequence[int]) -> int:
 
     A row's noise depends on seed, sequence, position and token id, not on what was guessed: up to the first wrong draft
     each row is that of plain decoding, and so is the token drawn from it. Equality is all there is to test. Whatever is
-    drawn after the first wrong draft follows a text that was never said.
+    drawn after the first wrong draft follows a text that was never said. Raises ValueError for another number of
+    tokens.
     """
     if len(drawn) != len(drafts) + 1:
         raise ValueError(f"{len(drafts)} drafts are verified by {len(drafts) + 1} drawn tokens, not by {len(drawn)}")

@@ -49,7 +49,7 @@ class _Entry:
     copied: int = 0
 
     def is_over(self, now: float, limit_s: float) -> bool:
-        """Whether it is compiled, or too late."""
+        """True if it is compiled, or too late."""
         return self.compiled.done() or now >= (self.latest if self.begun is None else self.begun + limit_s)
 
     @property
@@ -69,7 +69,7 @@ class Compilation:
 
     @property
     def done(self) -> bool:
-        """Whether `matcher` answers at once."""
+        """True if `matcher` answers at once."""
         return self._entry.is_over(self._compiler.clock(), self._compiler.limit_s)
 
     def matcher(self) -> Matcher:
@@ -144,7 +144,7 @@ class Compiler:
         return self.start(grammar).matcher()
 
     def original(self, grammar: Grammar, entry: _Entry) -> tuple[int, LLMatcher]:
-        """What the next matcher of a grammar that is compiled is a copy of, and the number of its automata."""
+        """The original of which a compiled grammar's next matcher is a copy, and the number of its automata."""
         originals = [entry.compiled.result(), *entry.further]
         entry.copied += 1
         if entry.ordered < min(self._automata, entry.copied // SHARERS) and entry.seconds < CHEAP_S:

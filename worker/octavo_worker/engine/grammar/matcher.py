@@ -47,12 +47,12 @@ class Matcher:
 
     @property
     def may_end(self) -> bool:
-        """Whether the text so far obeys the grammar: stop tokens are allowed exactly here."""
+        """True if the text so far obeys the grammar: stop tokens are allowed exactly here."""
         return self._begun and (self._closed or self._library.is_accepting())
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing but a stop token may follow."""
+        """True if nothing but a stop token may follow."""
         return self._closed or (self._begun and self._library.is_stopped())
 
     def accept(self, tokens: Sequence[int]) -> int:
@@ -85,7 +85,8 @@ class Matcher:
 
     def fill(self, row: Row) -> None:
         """Write what may follow into a mask: int32, `Vocabulary.words` long, contiguous. It is never empty: a state
-        that nothing can follow is an error."""
+        that nothing can follow is an error. Raises ValueError for another row, `GrammarError` where nothing can
+        follow."""
         if row.dtype != np.int32 or row.shape != (self._vocabulary.words,) or not row.flags.c_contiguous:
             raise ValueError(f"a mask is a contiguous row of {self._vocabulary.words} int32: {row.shape} {row.dtype}")
         if self._is_inside:
@@ -94,7 +95,7 @@ class Matcher:
 
     @property
     def _is_inside(self) -> bool:
-        """Whether the library says what may follow."""
+        """True if the library says what may follow."""
         return self._begun and not self._closed
 
     def _complete(self, row: Row) -> None:
@@ -124,7 +125,7 @@ class Matcher:
         return twin
 
     def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens."""
+        """Take back the last `count` tokens. Raises ValueError for more than it took."""
         if not 0 <= count <= self.taken:
             raise ValueError(f"cannot take {count} tokens back: {self.taken} were accepted")
         if count and self._closed:
@@ -154,7 +155,7 @@ class Matcher:
         return taken
 
     def _is_apart(self, token: int) -> bool:
-        """Whether a token is not for the library: a stop token, or no token at all."""
+        """True if a token is not for the library: a stop token, or no token at all."""
         return token in self._vocabulary.stop_ids or not 0 <= token < self._vocabulary.rows
 
     def _check(self) -> None:
@@ -170,7 +171,7 @@ class Together:
 
     def fill(self, matchers: Sequence[Matcher], places: Sequence[int], rows: Rows) -> list[GrammarError | None]:
         """`Matcher.fill` of each matcher into the row at its place in `rows[R, words]`, contiguous. Returns the
-        errors."""
+        errors. Raises ValueError for other rows."""
         words = matchers[0].words
         if rows.dtype != np.int32 or rows.shape[1:] != (words,) or not rows.flags.c_contiguous:
             raise ValueError(f"masks are contiguous rows of {words} int32: {rows.shape} {rows.dtype}")

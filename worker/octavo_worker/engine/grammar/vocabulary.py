@@ -35,6 +35,7 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer_json: str, *, rows: int, stop_ids: Iterable[int]) -> None:
+        """Raises `GrammarError` for stop ids outside the rows, or a tokenizer that the library cannot read."""
         self.rows = rows
         self.words = (rows + 31) // 32
         self.stop_ids = frozenset(stop_ids)
@@ -58,14 +59,14 @@ class Vocabulary:
 
     @classmethod
     def of_folder(cls, folder: Path, *, rows: int, stop_ids: Iterable[int]) -> Vocabulary:
-        """Of a model's folder."""
+        """The vocabulary of a model's folder. Raises `GrammarError` for one without a tokenizer.json."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise GrammarError(f"no grammar can be followed: {folder.name} has no tokenizer.json")
         return cls(path.read_text(encoding="utf-8-sig"), rows=rows, stop_ids=stop_ids)
 
     def is_free(self, token: int) -> bool:
-        """Whether a token may come where no grammar holds yet: it has a text, and it does not end the sequence."""
+        """True if a token may come where no grammar holds yet: it has a text, and it does not end the sequence."""
         return 0 <= token < self.rows and bool(self.unconstrained[token // 32] >> (token % 32) & 1)
 
     def mask(self, tokens: Iterable[int]) -> Row:

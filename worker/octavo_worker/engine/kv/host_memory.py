@@ -1,4 +1,4 @@
-"""What sequences have in CPU memory, and how it comes there and leaves."""
+"""Blocks of sequences in CPU memory: how they come there and leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sequences hold of the memory, and how it comes and goes."""
+"""Memory of sequences: how blocks are reserved, shared, swapped and released."""
 
 from __future__ import annotations
 

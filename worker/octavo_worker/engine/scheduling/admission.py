@@ -23,9 +23,9 @@ NEEDED = {
     "logprobs": "logprobs",
     "prompt_logprobs": "logprobs",
 }
-"""What a field of `EngineSampling` asks of the kernels where it is not as by default: one of a runner's `features`."""
+"""Feature of a runner's kernels that a field of `EngineSampling` needs where it is not as by default."""
 MASKS = "masks"
-"""What a grammar asks of them."""
+"""Feature that a grammar needs."""
 FEATURES = frozenset({*NEEDED.values(), MASKS})
 """All that requests can ask for."""
 _PLAIN = EngineSampling(seed=0, max_tokens=0)
@@ -115,7 +115,7 @@ def _bad_ids(request: AddRequest, limits: Limits) -> RequestFailed | None:
 
 
 def _are_below(ids: array[int] | list[int], end: int) -> bool:
-    """Whether all are from 0 to `end`, excluded, in one pass."""
+    """True if all are from 0 to `end`, excluded, in one pass."""
     try:
         words = np.asarray(array("I", ids))
     except OverflowError:  # negative, or more than 32 bits

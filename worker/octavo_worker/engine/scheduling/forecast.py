@@ -20,7 +20,7 @@ def tokens_left(sequence: Sequence) -> int:
 
 
 def are_short(gang: Iterable[Sequence], others: Iterable[Sequence]) -> bool:
-    """Whether the `gang` may begin later and still not run alone at the end, because some of `others` are longer."""
+    """True if the `gang` may begin later and still not run alone at the end, because some of `others` are longer."""
     return max(map(tokens_left, gang)) <= SHORT * max(map(tokens_left, others))
 
 

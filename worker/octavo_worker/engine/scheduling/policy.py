@@ -33,7 +33,7 @@ class SchedulingPolicy(Protocol):
         ...
 
     def may_admit(self, gang: Listing[Sequence], running: RunningBatch, room: int) -> bool:
-        """Whether waiting sequences of one request, which fit now, should join those that run. `room` is the number of
+        """True if waiting sequences of one request, which fit now, should join those that run. `room` is the number of
         tokens by which all of them can grow."""
         ...
 
@@ -60,7 +60,7 @@ class SchedulingPolicy(Protocol):
         ...
 
     def rests(self, oversized: Request, other: Request) -> bool:
-        """Whether an oversized request shares the device's time with another one that decodes."""
+        """True if an oversized request shares the device's time with another one that decodes."""
         ...
 
 

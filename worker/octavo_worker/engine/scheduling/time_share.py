@@ -44,7 +44,7 @@ class TimeShare:
 
     @property
     def resting(self) -> bool:
-        """Whether at least one whole step is owed."""
+        """True if at least one whole step is owed."""
         return self._owed > 0.0 and self._owed >= self._usual
 
     def begin(self, plan: StepPlan, planned: list[Sequence], decoding: Iterable[Sequence]) -> TimeSlice:

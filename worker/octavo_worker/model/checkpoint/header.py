@@ -1,4 +1,4 @@
-"""What the header of a safetensors file says of its tensors."""
+"""The header of a safetensors file: dtype, shape and place of its tensors."""
 
 from __future__ import annotations
 

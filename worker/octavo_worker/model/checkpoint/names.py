@@ -1,4 +1,4 @@
-"""What tensors are called in the checkpoints of each family."""
+"""Names of tensors in the checkpoints of each family."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a family's checkpoints call their tensors, without `.weight` and `.bias`.
+    """Names of the tensors in a family's checkpoints, without `.weight` and `.bias`.
 
     `qkv` and `up` list the parts in the order in which they are stacked; one name means the checkpoint already has
     them stacked. `prefixes` are tried in turn. `transposed` matrices are stored `[in, out]`.

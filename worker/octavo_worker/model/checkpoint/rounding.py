@@ -33,7 +33,7 @@ def scheme_of(kind: OnlineQuantization, depth: int) -> Scheme:
 
 
 def quantised(weight: Tensor, kind: OnlineQuantization) -> QuantisedWeight:
-    """Of `weight[columns, depth]`, on its device."""
+    """Codes and scales of `weight[columns, depth]`, on its device."""
     columns, depth = weight.shape
     scheme = scheme_of(kind, depth)
     dtype = DTYPES[scheme.codes]

@@ -28,7 +28,7 @@ CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".output_scale", ".output_ze
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rank holds of a tensor of `shape`: ranges of its rows, one after the other, and of a matrix a range of its
+    """A rank's share of a tensor of `shape`: ranges of its rows, one after the other, and of a matrix a range of its
     columns."""
 
     shape: tuple[int, ...]
@@ -96,6 +96,8 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
+        """The checkpoint in `folder`. Raises `CheckpointError` for files or tensors that its index lacks or names in
+        vain."""
         try:
             paths, files = tensor_files(folder), indexed(folder)
         except DamagedFile as error:
@@ -122,6 +124,7 @@ class Checkpoint:
         return modules
 
     def prefix(self, candidates: Sequence[str], marker: str) -> str:
+        """The candidate that the names of tensors begin with. Raises `CheckpointError` for names of a larger model."""
         for candidate in candidates:
             if f"{candidate}{marker}" in self.files:
                 return candidate
@@ -164,6 +167,7 @@ class Checkpoint:
         pass  # `read` has waited
 
     def finish(self, ignored: Iterable[str]) -> None:
+        """Ends the reading. Raises `CheckpointError` for tensors that were not read."""
         if scales := [name for name in self.unread if name.endswith(CACHE_SCALES)]:
             log.info("%d scales of a KV cache in 8 bits are not used: octavo's has a scale a token", len(scales))
         endings = (*ignored, *CACHE_SCALES)

@@ -34,7 +34,7 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Of what is read."""
+        """Bytes that are read."""
         return len(self.target) * max(self.row_bytes, 1)
 
     def take(self, read: Tensor) -> None:
@@ -44,6 +44,7 @@ class Piece:
 
 
 def read_bytes(file: int, begin: int, into: memoryview) -> None:
+    """Fills `into` from a file, from byte `begin` on. Raises `CheckpointError` for a file that is too short."""
     done = 0
     while done < len(into):
         read = os.preadv(file, [into[done:]], begin + done)
@@ -141,7 +142,8 @@ class StreamedCheckpoint(Checkpoint):
 
 
 def pieces_of(place: Place, target: Tensor, cut: Cut | None) -> Iterator[Piece]:
-    """Of a tensor, or of what a `cut` leaves of it, for a contiguous `target`. Of parts of rows whole ones are read."""
+    """Pieces of a tensor, or of what a `cut` leaves of it, for a contiguous `target`. Of parts of rows whole ones are
+    read."""
     octets = target.view(-1).view(torch.uint8)
     if cut is None:
         yield from _pieces(place.begin, octets)

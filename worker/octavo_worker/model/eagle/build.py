@@ -22,7 +22,7 @@ from octavo_worker.model.layers.mlp import GatedMlp
 from octavo_worker.model.layers.norm import AddNorm, RmsNorm
 
 PLACES = ("midlayer.", "layers.0.")
-"""What the names of the layer's tensors begin with."""
+"""Prefixes of the names of the layer's tensors."""
 
 
 def build_head(config: HeadConfig, reader: Reader, embed: Tensor, tokens: int) -> EagleHead:

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head's config.json says beyond that of the layer it consists of."""
+"""Fields of an EAGLE-3 head's config.json beyond those of the layer it consists of."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from octavo_worker.model.transfer import on_device
 
 
 class Features:
-    """Of every token in the cache one row `[hidden]`: what entered some layers of the target, joined and multiplied by
-    the head's matrix `fc`, under the token's slot.
+    """Features of the tokens in the cache, a row `[hidden]` each: what entered some layers of the target, joined and
+    multiplied by the head's matrix `fc`, under the token's slot.
 
     Rows are kept instead of the head's keys and values, which depend on the next token, too: that one is not known
     when the target computes a step, and may be another in each sequence that shares a prefix. What depends on the

@@ -55,7 +55,7 @@ class Attention:
         self.reading = Reading(block_size=0, sliding_window=layer.sliding_window, softcap=config.softcap)
 
     def kept(self, dtype: torch.dtype) -> CacheSpec:
-        """What the layer keeps of a token, if keys and values are of the type `dtype`."""
+        """The layer's cache of a token, if keys and values are of the type `dtype`."""
         c = self.config
         return CacheSpec(c.num_kv_heads, c.head_dim, c.head_dim, dtype_name(dtype), self.layer.sliding_window)
 

@@ -38,7 +38,7 @@ class Block:
         return self._after_attention(b)
 
     def forward_some(self, x: Input, b: Buffers, batch: Batch, rows: Tensor, chosen: Buffers) -> Input:
-        """That of `rows[R]` (int64) alone, in `chosen`, which has as many rows: of a last block the others are not
+        """Output of `rows[R]` (int64) alone, in `chosen`, which has as many rows: of a last block the others are not
         read, so that they stop after the attention."""
         self.attention.attend(x, b, batch)
         return self._after_attention(b.select(rows, chosen))

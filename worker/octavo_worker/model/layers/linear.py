@@ -19,22 +19,22 @@ class Linear(ABC):
 
     @property
     def forms(self) -> frozenset[str]:
-        """What its quantised weights are stored and multiplied as, in words."""
+        """Forms in which its quantised weights are stored and multiplied, in words."""
         return frozenset()
 
     @property
     def reads_context(self) -> bool:
-        """Whether its products depend on the context of rows (`Input.context`)."""
+        """True if its products depend on the context of rows (`Input.context`)."""
         return False
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Of its weights: what a product reads."""
+        """Bytes of its weights: those that a product reads."""
 
     @property
     def copy_bytes(self) -> int:
-        """What `keep_copy` takes; 0: it does nothing."""
+        """Bytes that `keep_copy` takes; 0: it does nothing."""
         return 0
 
     def keep_copy(self) -> None:  # noqa: B027 (most kinds have nothing to copy)
@@ -45,8 +45,8 @@ class Linear(ABC):
         """The product, plus the bias, plus `residual` (which may be `out`)."""
 
     def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
-        """Of a product whose first half is the gate: the gate's activation times the second half. `scratch` is where
-        the product goes if it has to be stored."""
+        """The gate's activation times the second half of a product whose first half is the gate. `scratch` is where the
+        product goes if it has to be stored."""
         return ops.act_and_mul(self.apply(x, scratch), kind, out=out)
 
     def into_norm(self, x: Tensor, b: Buffers, add_norm: AddNorm) -> Input:

@@ -13,9 +13,9 @@ from octavo_worker.model.layers.buffers import Buffers
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a product reads: `rows[T, depth]`, or their RMS norm if there is a `norm`. The product fuses that norm where
-    a kernel does; elsewhere the normalised rows are stored in `normed`. `context[T]` (int32) is what rows have beside
-    their hidden states (`SequenceStep.row_context`), where a Linear of the model reads it."""
+    """The operand of a product: `rows[T, depth]`, or their RMS norm if there is a `norm`. The product fuses that norm
+    where a kernel does; elsewhere the normalised rows are stored in `normed`. `context[T]` (int32) is what rows have
+    beside their hidden states (`SequenceStep.row_context`), where a Linear of the model reads it."""
 
     rows: Tensor
     norm: operands.RmsNorm | None = None
@@ -67,7 +67,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class AddNorm:
-    """What comes between two sublayers: `hidden += multiplier * post_norm(delta)`, where `delta` is the output of the
+    """The step between two sublayers: `hidden += multiplier * post_norm(delta)`, where `delta` is the output of the
     first, then the `norm` in front of the second. Either norm may be absent."""
 
     norm: Norm | None
@@ -76,7 +76,7 @@ class AddNorm:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `delta` is added as it is, so that a product can add itself to the residual stream."""
+        """True if `delta` is added as it is, so that a product can add itself to the residual stream."""
         return self.post_norm is None and self.multiplier == 1.0
 
     def after_sum(self, b: Buffers) -> Input:

@@ -12,7 +12,7 @@ from octavo_worker.runner.cuda.draft_passes import DraftPasses, DraftPlaces, Gue
 from octavo_worker.runner.draft_model import DraftModel, Window
 
 PASSES = 4
-"""That are timed together."""
+"""Passes that are timed together."""
 
 
 class CudaDraftModel(DraftModel):
@@ -87,7 +87,7 @@ class CudaDraftModel(DraftModel):
 
 
 def _is_plain(step: SequenceStep) -> bool:
-    """Whether the draws of a window depend on nothing but temperature and filters. It has a token before its last."""
+    """True if the draws of a window depend on temperature and filters alone. It has a token before its last."""
     spec = step.samples[0]
     is_changed = spec.penalises or spec.params.logit_bias or spec.masked
     return step.start > 0 and not is_changed and not (spec.forbidden and step.start + 1 < spec.allowed_from)

@@ -24,7 +24,7 @@ from octavo_worker.runner.cuda.shapes import DraftShape
 
 @dataclass(frozen=True, slots=True)
 class DraftPlaces:
-    """What draft passes have in common with the step that verifies them: its `inputs`, and the guesses,
+    """The memory that draft passes share with the step that verifies them: its `inputs`, and the drafts
     `tokens[most, windows]` (int64), number j of window i at place `first + j * windows + i` of those that a message may
     refer to."""
 
@@ -37,7 +37,7 @@ class DraftPlaces:
         return range(self.first, self.first + self.tokens.numel())
 
     def references(self, window: int, count: int) -> list[int]:
-        """What stands for the first `count` guesses of a window, until they are known."""
+        """References to the first `count` drafts of a window, which stand for them until they are known."""
         return [~place for place in self.all[window :: self.tokens.shape[1]][:count]]
 
 
@@ -174,11 +174,12 @@ class DraftPasses:
         return self._choose(self._model.forward(batch, None), samples)
 
     def _row(self, laid_out: Tensor, size: int) -> Tensor:
-        """That of this pass."""
+        """The row of this pass."""
         return laid_out[:, :size].index_select(0, self._number)[0]
 
     def _lay_out(self, place: Tensor, wanted: Tensor, size: int) -> None:
-        """What each pass computes, and how its tokens are drawn: as the samples that verify them."""
+        """Writes the inputs of each pass, and the noise and options of its draws: those of the samples that verify
+        them."""
         inputs, numbers = self._places.inputs, self._numbers
         first = inputs.query_start[place].long()
         is_wanted = numbers < wanted
@@ -193,7 +194,7 @@ class DraftPasses:
         self._samples[:, :size] = samples
 
     def _slots_of(self, tables: Tensor, positions: Tensor) -> Tensor:
-        """Of `positions[passes, S]` in `tables[S, blocks]`."""
+        """Slots of `positions[passes, S]` in `tables[S, blocks]`."""
         blocks = tables.gather(1, (positions // self._block_size).T).T.long()
         return blocks * self._block_size + positions % self._block_size
 

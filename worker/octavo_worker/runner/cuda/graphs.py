@@ -55,7 +55,8 @@ class StepGraphs(Generic[ShapeT]):
         return captured.logits
 
     def capture(self, shape: ShapeT) -> None:
-        """Tries the step once, so that modules are loaded and cuBLAS has chosen, then captures it."""
+        """Tries the step once, so that modules are loaded and cuBLAS has chosen, then captures it. Raises
+        `CaptureError`."""
         self._trial(shape)
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -47,7 +47,7 @@ class LaunchedStep:
 
     @property
     def is_chosen_late(self) -> bool:
-        """Whether some samples wait for `choose`."""
+        """True if some samples wait for `choose`."""
         return self.finish is not None
 
     def choose(self, masks: Masks) -> None:

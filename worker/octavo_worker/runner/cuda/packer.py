@@ -1,4 +1,10 @@
-"""Turns a plan into one `PackedStep`, around the message of `octavo_kernels.step`."""
+"""Packing of a plan into one `PackedStep`, around the message of `octavo_kernels.step`.
+
+A message is int32 words: a header, a record for each sequence, token ids, a record for each sample, block ids. Only
+what the device does not have is sent: block ids that are new since the last step of a run. A token that the host does
+not know yet is `~n`. With n a sample of the step launched before, the device takes that sample; with n in `Packer`'s
+range of draft places, the draft that a draft pass left there.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +26,16 @@ HEADER_WORDS, SEQUENCE_WORDS = (int(dtype.itemsize) // 4 for dtype in (HEADER, S
 
 
 class Shapes(Protocol):
-    """Chooses what a step is padded to."""
+    """Choice of the padded shape of a step."""
 
     def of(self, step: StepSizes) -> Shape: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialRow:
-    """A sample that asks for more than temperature, filters and a mask: its place among the step's samples, the row,
-    and the place among the step's tokens of the one that `row.output` lacks because the device alone knows it, or -1.
-    """
+    """A sample with more than temperature, filters and a mask: its `place` among the step's
+    samples, its row, and in `follows` the place among the step's tokens of the one that `row.output` lacks because only
+    the device knows it, or -1."""
 
     place: int
     row: SampleRow
@@ -40,10 +46,10 @@ class SpecialRow:
 class PackedStep:
     """A step as a runner executes it, complete: it may be executed again, or sent to other ranks.
 
-    `words` are the message, in the memory that it was packed into, `shape` is what the step is padded to: a step
-    without sequences has neither. `samples` counts those of each sequence; those at the places `masked` (int64,
-    ascending) ask for a mask beside temperature and filters, and for nothing else. Swaps, copies and `uses_swapped_in`
-    are those of the plan.
+    `words` (int32) is the message, in the memory that it was packed into; `shape` is the padded shape. A step without
+    sequences has neither. `samples[S]` are the numbers of samples of the sequences. Samples at the places `masked`
+    (int64, ascending) need a mask beside temperature and filters, and nothing else; those in `special` need more.
+    Swaps, copies and `uses_swapped_in` are those of the plan.
     """
 
     words: np.ndarray
@@ -61,10 +67,14 @@ class PackedStep:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What steps have in common whose sequences are the same, with as many tokens and the same samples each (`key`):
-    rows of block tables, places of tokens, and `records[samples]` but for their positions. `owners` are the sequences
-    of the samples, `after` how many tokens of those come after the one whose row is read. Places of `special` and
-    `masked` samples are as in `PackedStep`; `contexts` are those of the sequences' rows."""
+    """The part of a message that does not change while a batch of decodes stays the same.
+
+    It holds for steps with the same `key`: per sequence the run, its number of tokens, and its samples' rows. Of the S
+    sequences: `rows[S]` of the device's block tables, `queries[S]` tokens, in the ragged batch from `query_starts[S]`
+    to `query_ends[S]`, `samples[S]` samples, `contexts[S]` of their rows. Of the N samples: `owners[N]` their
+    sequences, `after[N]` (or 0) the tokens of the sequence behind the sampled row, `records[N]` complete but for the
+    position. `special` and `masked` are places of samples, as in `PackedStep`.
+    """
 
     key: list[tuple[int, int, int, Sequence[int]]]
     rows: np.ndarray
@@ -81,12 +91,12 @@ class Layout:
 
 
 class Packer:
-    """Remembers what the device knows of each run: the row of its block table, how much of it was sent, its sampling
-    parameters. When a run begins, those that are absent are forgotten, whether they have ended or sit out.
+    """Packs plans for one device, and mirrors the device's state of each run: the row of its block table, how many of
+    its blocks were sent, its sampling parameters. When a run begins, absent runs are evicted, whether they have ended
+    or pause.
 
-    `first_host_block`: the first id of the host's blocks; None if no table ever has any. `guesses`: places behind the
-    samples of the step before, where the device finds drafts that it guesses itself. A plan has `~` such a place as
-    the draft."""
+    `first_host_block`: the first id of the host's blocks; None if no table ever has any. `guesses`: the range of draft
+    places, behind the samples of a step; a plan has `~place` for a draft that the device fills in."""
 
     def __init__(
         self,
@@ -105,18 +115,19 @@ class Packer:
         self._shapes = shapes
         self._row_of: dict[int, int] = {}
         self._free = list(range(rows))
-        self._passing: list[int] = []  # rows of the last step that must not be remembered
-        self._sent = np.zeros(rows, np.int32)  # blocks of the row's table that the device has
-        self._on_host = np.zeros(rows, np.int32)  # leading ones of those that are the host's
+        self._passing: list[int] = []  # rows of the last step's sequences without a run id, free for the next step
+        self._sent = np.zeros(rows, np.int32)  # entries of the row's block table that the device has
+        self._on_host = np.zeros(rows, np.int32)  # leading ones of those that are host blocks
         self._sampling = np.zeros(rows, SAMPLE)
-        self._is_known = np.zeros(rows, bool)  # whether `_sampling` is filled in
+        self._is_known = np.zeros(rows, bool)  # `_sampling` of the row is filled in
         self._is_special = np.zeros(rows, bool)
         self._is_masked = np.zeros(rows, bool)  # and not special
-        self._latest: Layout | None = None  # of decodes, which often come again as they were
+        self._latest: Layout | None = None  # of a batch of decodes, which often stays the same for many steps
 
     @staticmethod
     def capacity(rows: int, samples: int, tokens: int, blocks: int) -> int:
-        """Words of the longest message: `rows` sequences of `blocks` blocks each, `samples` and `tokens`."""
+        """Words of the longest message, of `rows` sequences with `blocks` blocks each, `samples` and `tokens` in
+        all."""
         return HEADER_WORDS + rows * (SEQUENCE_WORDS + blocks) + samples * SAMPLE_WORDS + tokens
 
     def pack(self, plan: StepPlan, message: np.ndarray) -> PackedStep:
@@ -201,7 +212,8 @@ class Packer:
         )
 
     def _tokens(self, plan: StepPlan, layout: Layout) -> np.ndarray:
-        """All token ids; those that the device alone knows as `~` the place of the sample that they follow."""
+        """All token ids of the batch (int64). Tokens that only the device knows are `~n`, see the head of this
+        module."""
         steps, decodes = plan.sequences, plan.num_decodes
         query_starts, query_ends = layout.query_starts, layout.query_ends
         follows = [s.follows for s in steps]
@@ -213,18 +225,18 @@ class Packer:
         _fill(tokens[decoded:], [s.tokens for s in steps[decodes:]])
         if tokens.min() >= 0 and tokens.max() < self._vocab_size:
             return tokens
-        behind = [place for place, sample in enumerate(follows) if sample is not None]
-        tokens[query_starts[behind]] = 0
+        following = [place for place, sample in enumerate(follows) if sample is not None]
+        tokens[query_starts[following]] = 0
         guessed = self._guessed(steps, query_starts) if tokens.min() < 0 else []
         guesses, tokens[guessed] = tokens[guessed], 0
         if tokens.min() < 0 or tokens.max() >= self._vocab_size:
             self._check_tokens(steps)
         tokens[guessed] = guesses
-        tokens[query_starts[behind]] = [~sample for sample in follows if sample is not None]
+        tokens[query_starts[following]] = [~sample for sample in follows if sample is not None]
         return tokens
 
     def _guessed(self, steps: Sequence[SequenceStep], query_starts: np.ndarray) -> list[int]:
-        """The places of drafts that the device guesses."""
+        """Places among the batch's tokens of drafts that the device fills in."""
         drafts = (
             (start + at, draft)
             for start, s in zip(query_starts, steps, strict=True)
@@ -243,10 +255,10 @@ class Packer:
         self._passing = []
         rows = [self._row_of.get(s.run_id, -1) for s in steps]
         if -1 in rows:
-            self._give_rows(steps, rows)
+            self._assign_rows(steps, rows)
         return np.array(rows, np.int64)
 
-    def _give_rows(self, steps: Sequence[SequenceStep], rows: list[int]) -> None:
+    def _assign_rows(self, steps: Sequence[SequenceStep], rows: list[int]) -> None:
         self._latest = None
         here = {s.run_id for s in steps}
         for run_id in [run_id for run_id in self._row_of if run_id not in here]:
@@ -272,7 +284,8 @@ class Packer:
         message: np.ndarray,
         block_at: int,
     ) -> int:
-        """The blocks that the device does not have, and the one that is written next, which may be a new copy."""
+        """Writes the block ids that the device does not have, and the one that is written next, which may be a new
+        copy. Returns the words of the whole message."""
         first = np.minimum(self._sent[rows], starts // self._block_size)
         self._find_host_blocks(steps, rows, first)
         end = -(-contexts // self._block_size)
@@ -292,7 +305,8 @@ class Packer:
         return block_at + total
 
     def _find_host_blocks(self, steps: Sequence[SequenceStep], rows: np.ndarray, first: np.ndarray) -> None:
-        """Lower `first`, the first entry that each sequence sends, to the first that has gone to the host since."""
+        """Lowers `first`, the first table entry that each sequence sends, to the first that was swapped to the host
+        since."""
         host = self._first_host_block
         if host is None:
             return
@@ -314,7 +328,7 @@ class Packer:
 
 
 def filtered_places(words: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The places of the samples of a packed step that top-k, top-p or min-p bear on."""
+    """Places of the samples of a packed step with top-k, top-p or min-p."""
     samples, at = words[HEADER_SAMPLES], words[HEADER_SAMPLE_AT]
     records = words[at : at + samples * SAMPLE_WORDS].view(SAMPLE)
     by_rank = (records["top_k"] > 0) & (records["top_k"] < vocab_size)
@@ -330,7 +344,7 @@ def _without_sequences(plan: StepPlan) -> PackedStep:
 
 
 def _tokens_after(steps: Sequence[SequenceStep], queries: np.ndarray, owners: np.ndarray) -> np.ndarray | int:
-    """Of each sample, how many tokens of its sequence come after the one whose row it reads."""
+    """Number of tokens of its sequence behind the row that each sample reads; 0 for all where they read the last."""
     if queries.max() == 1 or not any(s.sample_rows for s in steps):
         return 0
     rows = np.fromiter(chain.from_iterable(s.rows for s in steps), np.int32, len(owners))
@@ -351,7 +365,7 @@ def _special_rows(steps: Sequence[SequenceStep], places: list[int], query_starts
 
 
 def _fill(words: np.ndarray, parts: list[Sequence[int]]) -> None:
-    """Writes the parts one after the other: arrays go as a whole, not word by word."""
+    """Concatenates the parts into `words`: arrays are copied as a whole, not word by word."""
     at = 0
     for part in parts:
         words[at : at + len(part)] = part
@@ -364,8 +378,8 @@ def _record(spec: SampleSpec, vocab_size: int) -> tuple[int | float, ...]:
 
 
 def _may_be_special(specs: Sequence[SampleSpec]) -> bool:
-    """Whether a sequence can ever ask for more than temperature, filters and a mask, which forbids by itself what may
-    not come before `min_tokens`."""
+    """True if a sequence can ever need more than temperature, filters and a mask. A mask forbids by itself the tokens
+    that `min_tokens` does."""
     p = specs[0].params
     penalised = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
     listed = p.logprobs is not None or bool(p.logit_bias) or (p.min_tokens > 0 and not specs[0].masked)

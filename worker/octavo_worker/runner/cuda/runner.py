@@ -35,7 +35,7 @@ from octavo_worker.runner.parallel.leader import Leader
 log = logging.getLogger(__name__)
 
 SHARED_BYTES = 1 << 20
-"""Of one layer: what the second read of a shared prefix costs up to here, the cache of the chip hides."""
+"""Bytes of one layer's shared prefix up to which the chip's cache hides the second read."""
 
 
 class CudaRunner(BaseRunner):
@@ -150,7 +150,7 @@ class CudaRunner(BaseRunner):
 
     @property
     def captures(self) -> bool:
-        """Whether steps are replayed as graphs."""
+        """True if steps are replayed as graphs."""
         return self._graphs is not None
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""What each step is padded to, so that a few graphs serve nearly all of them."""
+"""Padded shapes of steps, so that a few graphs serve nearly all of them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class DecodeShape:
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """What a step with prompts or drafts is padded to, and for how many chunks of keys its attention plans have room.
-    It samples a row for each of its sequences, or, if it has `drafts`, that of every token. `few`: all its sequences
-    are computed as decodes are, and in no groups."""
+    """The padded shape of a step with prompts or drafts, and the chunks of keys for which its attention plans have
+    room. It samples a row for each of its sequences, or, if it has `drafts`, that of every token. `few`: all its
+    sequences are computed as decodes are, and in no groups."""
 
     sequences: int
     tokens: int
@@ -71,7 +71,7 @@ Shape = GraphShape | RaggedShape
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What the shape of a step depends on: its sequences, tokens, samples, `queries[S]` and `contexts[S]`, whether any
+    """The sizes that decide a step's shape: its sequences, tokens, samples, `queries[S]` and `contexts[S]`, whether any
     sequences are grouped by what they share, whether prompts are scored, and which sequences have blocks on the host
     (`on_host[S]`)."""
 
@@ -166,7 +166,7 @@ class StepShapes:
         return {sizes for sizes in found if sizes[1] <= self._most_samples}
 
     def _is_staged(self, step: StepSizes) -> bool:
-        """Whether many queries of a sequence read what lies on the host, and it fits."""
+        """True if many queries of a sequence read blocks on the host, and those fit."""
         many = bool((step.on_host & (step.queries > STAGED_QUERIES)).any())
         return many and Stage.fits(step.contexts, self._block_size, self._block_bytes)
 

@@ -17,15 +17,16 @@ from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.ranks.group import Group
 
 LEAST = float(np.finfo(np.float32).min)
-"""What is at minus infinity is never chosen."""
+"""Least logit of a token that can be chosen: minus infinity never is."""
 FIRST_LISTED = 64
-"""Of each rank's largest values: enough for the top-p of nearly all rows."""
+"""Largest values listed by each rank: enough for the top-p of nearly all rows."""
 MORE = 8
 """So many times as many are listed where they were too few."""
 
 
 def floors(logits: Tensor, params: list[EngineSampling], vocab_size: int, group: Group) -> Tensor:
-    """Of each row of this rank's `logits[B, n]`, float32 `[B]`; the same on all ranks."""
+    """The least logits that filters keep, float32 `[B]`, of rows of which this rank has `logits[B, n]`; the same on all
+    ranks."""
     found = torch.full((len(params),), LEAST)
     rows = [place for place, p in enumerate(params) if _filters(p, vocab_size)]
     if rows:

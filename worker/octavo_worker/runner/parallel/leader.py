@@ -25,7 +25,7 @@ from octavo_worker.runner.parallel.packed_steps import encode_packed
 from octavo_worker.runner.parallel.steps import encode_masks, encode_plan
 
 GATHERED_ROWS = 8
-"""Of logits, in one exchange: more go in several."""
+"""Rows of logits in one exchange: more go in several."""
 GPU_GATHERED_ROWS = 256
 """The same for GPUs, which have the memory, and where each exchange is a launch."""
 
@@ -50,7 +50,7 @@ class Member:
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """What a rank says once it has its part of the model: the bytes that its device has left for a KV cache, None if
+    """A rank's message once it has its part of the model: the bytes that its device has left for a KV cache, None if
     the options name its size, and what the others need to reach it."""
 
     room: int | None
@@ -58,7 +58,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """What rank 0 decides of all ranks' memory, whose block ids are the same on each, and the handles of all ranks."""
+    """Rank 0's decision on all ranks' memory, whose block ids are the same on each, and the handles of all ranks."""
 
     num_blocks: int
     num_host_blocks: int

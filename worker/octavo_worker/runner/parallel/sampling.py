@@ -82,7 +82,7 @@ class SplitRows:
         return torch.from_numpy(best[ranks, 1, np.arange(len(rows))]).long()
 
     def _own(self, asked: Adjustment) -> Adjustment:
-        """What concerns this rank's tokens, which it counts from 0."""
+        """The part of an adjustment that concerns this rank's tokens, which it counts from 0."""
         return Adjustment(
             bias={token - self._ids.start: bias for token, bias in asked.bias.items() if token in self._ids},
             prompt=self._counted(asked.prompt),

@@ -39,7 +39,7 @@ class ResponseLog:
         return self._number
 
     def begin(self) -> list[Event]:
-        """What is told of an accepted job."""
+        """Events of an accepted job."""
         is_background = self._record.fields["background"]
         status = "queued" if is_background else "in_progress"
         self._emit("response.created", response=self.response(status))
@@ -48,14 +48,14 @@ class ResponseLog:
         return self._take()
 
     def add(self, chunk: Chunk) -> list[Event]:
-        """What more tokens tell."""
+        """Events of more tokens."""
         self._start()
         self._output.add(chunk)
         self._finish_reason = chunk.finish_reason or self._finish_reason
         return self._take()
 
     def end(self, end: Terminal, finished_at: float | None) -> list[Event]:
-        """What the end of the job tells. `finished_at` is the server's time of it."""
+        """Events of the job's end. `finished_at` is the server's time of it."""
         status = _ended_as(end.status, self._finish_reason)
         if end.status is JobStatus.COMPLETED:
             self._start()
@@ -114,7 +114,7 @@ def _parser(record: Record, job_id: str) -> AnswerParser:
 
 
 def status_now(info: JobInfo) -> str:
-    """Of a response whose job has not ended."""
+    """Status of a response whose job has not ended."""
     is_new = info.status is JobStatus.QUEUED and not info.tokens
     return "queued" if is_new else "in_progress"
 

@@ -1,4 +1,4 @@
-"""What is attached to the job of a stored response."""
+"""The attachment of a stored response's job."""
 
 from __future__ import annotations
 

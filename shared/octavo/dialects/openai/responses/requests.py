@@ -104,7 +104,7 @@ class ResponseRequest(SampledBody):
         return self.store is not False
 
     def record(self, items: Sequence[Item], created_at: int) -> Record:
-        """What is to be known of the response. `items` are all that go in, those of earlier responses first."""
+        """The record of the response. `items` are all that go in, those of earlier responses first."""
         return Record(created_at=created_at, fields=self._fields(), items=list(items))
 
     def job(self, record: Record) -> JobRequest:

@@ -1,4 +1,4 @@
-"""What the body of a response says of the form of its text."""
+"""The form of a response's text, by its body."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TextFormat(Body):
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer must obey."""
+        """Grammar of the answer."""
         if self.json_schema is not None:
             return of_schema(self.json_schema, self.strict)
         return Grammar("json_object") if self.type == "json_object" else None

@@ -1,4 +1,4 @@
-"""What the body of a response says of tools."""
+"""Tools of a response, by its body."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def properties_of(schema: Schema, root: Schema) -> list[tuple[str, Schema, bool]
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """What a reference into the same schema names, or the schema itself."""
+    """The schema that a reference into the same schema names, or the schema itself."""
     for _ in range(_DEEPEST):
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):

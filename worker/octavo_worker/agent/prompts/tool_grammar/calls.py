@@ -48,7 +48,7 @@ def answer_grammar(
     parallel: bool = True,
     content: Grammar | None = None,
 ) -> Grammar | None:
-    """What an answer must obey: thoughts first, if the model has any; then calls, as `choice` asks for, or `content`,
+    """Grammar of an answer: thoughts first, if the model has any; then calls, as `choice` asks for, or `content`,
     what the text has to obey otherwise. None if nothing is asked of it.
 
     A call of a tool that is strict, or that must be made, has the arguments that the tool's schema allows. Content in
@@ -85,7 +85,7 @@ def answer_grammar(
 
 
 class _Answer:
-    """What comes before calls and content, in the format of the model's reasoning."""
+    """The part before calls and content, in the format of the model's reasoning."""
 
     def __init__(self, lark: Lark, form: AnswerFormat, *, must_call: bool) -> None:
         self._lark = lark
@@ -118,7 +118,7 @@ class _Answer:
 
 
 def _before_content(form: AnswerFormat) -> str:
-    """What a model is sure to write before its answer; empty if nothing is certain."""
+    """The text that a model is sure to write before its answer; empty if nothing is certain."""
     if form.reasoning == HARMONY:
         return _header("final")
     thoughts = REASONING_FORMATS[form.reasoning]

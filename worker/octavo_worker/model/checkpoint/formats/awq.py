@@ -16,7 +16,7 @@ from octavo_worker.model.checkpoint.formats.stored import HEAD, SCALES, Part, Wa
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Of each column of eight in its word."""
+"""Place of each column of eight in its word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Awq:
 
     @classmethod
     def stated(cls, config: Mapping[str, Any]) -> Awq:
-        """Older files call their values `w_bit` and `q_group_size`."""
+        """Older files call their values `w_bit` and `q_group_size`. Raises `UnsupportedModel` for other bits or
+        layouts."""
         bits = int(config.get("bits", config.get("w_bit", 4)))
         if bits != 4:
             raise UnsupportedModel(f"AWQ weights of {bits} bits have no kernel; give a checkpoint of 4 bits.")
@@ -37,6 +38,7 @@ class Awq:
         return cls(size, tuple(config.get("modules_to_not_convert") or ()))
 
     def stored(self, part: Part) -> AwqPart | None:
+        """The form of a part. Raises `CheckpointError` where its tensors and the config disagree."""
         if not part.found.keys() & {"qweight", "qzeros", "scales"}:
             return None
         if part.name in self.dense:

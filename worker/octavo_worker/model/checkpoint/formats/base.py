@@ -1,4 +1,4 @@
-"""What a format of checkpoints is given, and what it returns."""
+"""Arguments and results of a checkpoint's format."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a rank holds of a matrix: of each of its parts ranges of the rows, one after the other, and a range of the
+    """A rank's share of a matrix: of each of its parts ranges of the rows, one after the other, and a range of the
     depth."""
 
     rows: Sequence[Sequence[range]]
@@ -78,7 +78,7 @@ class Matrix:
 
     @property
     def held_rows(self) -> list[int]:
-        """Of each part."""
+        """Rows held of each part."""
         return list(self.rows) if self.held is None else [sum(map(len, ranges)) for ranges in self.held.rows]
 
     @property
@@ -87,7 +87,7 @@ class Matrix:
 
     @property
     def cut(self) -> Cut | None:
-        """What is held of all parts as one matrix; None: all of it."""
+        """The share of all parts as one matrix; None: all of it."""
         if self.held is None:
             return None
         starts = accumulate(self.rows, initial=0)

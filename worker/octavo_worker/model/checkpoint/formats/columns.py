@@ -13,7 +13,8 @@ ROWS = 1024  # of which there are copies while they are turned round
 
 def sorted_by_group(name: str, groups: Tensor, size: int) -> Tensor | None:
     """The columns of a matrix sorted so that those of a group of `size` lie side by side, int32 `[depth]`; None: they
-    do already. `groups[depth]` is the tensor `name`: the group of each column."""
+    do already. `groups[depth]` is the tensor `name`: the group of each column. Raises `CheckpointError` where groups
+    are of other sizes."""
     depth = len(groups)
     wanted = torch.arange(depth, device=groups.device) // size
     if torch.equal(groups, wanted):

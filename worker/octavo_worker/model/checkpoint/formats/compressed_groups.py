@@ -18,7 +18,7 @@ FORMATS = (
     "mxfp4-pack-quantized",
 )
 MIXED = ("mixed-precision", "dense")
-"""Of a whole checkpoint only: each group of matrices has a format of its own."""
+"""Formats of a whole checkpoint only: each group of matrices has a format of its own."""
 ALL = 1 << 30
 
 
@@ -39,6 +39,7 @@ class Group:
 
     @classmethod
     def stated(cls, name: str, config: Mapping[str, Any], form: str | None) -> Group:
+        """A group of the config. Raises `UnsupportedModel` for a form without a kernel."""
         form = config.get("format") or form
         if form not in (*FORMATS, *MIXED, None):
             raise UnsupportedModel(
@@ -65,7 +66,7 @@ class Group:
         )
 
     def scheme(self, depth: int) -> Scheme:
-        """Of a matrix of that depth. Activations of FP8 in blocks have a scale for each block's columns."""
+        """Scheme of a matrix of that depth. Activations of FP8 in blocks have a scale for each block's columns."""
         size = min(self.columns, depth)
         in_blocks = 1 < self.rows < ALL and size < depth and self.activations is Activations.FP8
         return Scheme(self.codes, size, self.activations, size if in_blocks else 0)
@@ -103,7 +104,7 @@ def _extent(name: str, weights: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _activations(name: str, codes: Codes, inputs: Mapping[str, Any] | None) -> Activations:
-    """Those of weights in four bits stay as they are: that is finer, and as fast."""
+    """Form of the activations. Beside weights in four bits they stay as they are: that is finer, and as fast."""
     if not inputs or codes in (Codes.INT4, Codes.FP4):
         return Activations.AS_GIVEN
     kind = (inputs.get("type", "int"), inputs.get("num_bits", 8))

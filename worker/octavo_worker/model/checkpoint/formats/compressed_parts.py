@@ -54,6 +54,7 @@ class PackedIntegers:
         return wanted
 
     def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
+        """The canonical form. Raises `CheckpointError` for a shape that is not the config's."""
         part = self.part
         if (shape := raw["weight_shape"].tolist()) != list(part.whole):
             raise CheckpointError(
@@ -111,7 +112,7 @@ class EightBits:
         return QuantisedWeight(self.scheme, raw["weight"], scales, zeros)
 
     def _rows(self, values: Tensor) -> Tensor:
-        """Of every row: `[groups, rows]`."""
+        """Values of every row: `[groups, rows]`."""
         rows, depth = self.part.rows, self.part.depth
         high, wide = -(-rows // self.group.rows), -(-depth // self.group.columns)
         return block_scales(values.reshape(high, wide), min(self.group.rows, rows), rows)

@@ -23,6 +23,7 @@ class CompressedTensors:
 
     @classmethod
     def stated(cls, config: Mapping[str, Any]) -> CompressedTensors:
+        """The method of a config. Raises `UnsupportedModel` for sparse or rotated weights."""
         sparsity = config.get("sparsity_config") or {}
         if sparsity.get("format", "dense") != "dense":
             raise UnsupportedModel(
@@ -38,6 +39,7 @@ class CompressedTensors:
         return cls(made, config.get("ignore") or ())
 
     def stored(self, part: Part) -> Stored | None:
+        """The form of a part. Raises `CheckpointError` where its tensors and the config disagree."""
         found = part.found
         weight = found.get("weight")
         if not found.keys() & QUANTISED and (weight is None or weight.kind not in ("I8", "F8_E4M3")):

@@ -1,4 +1,4 @@
-"""What a rank holds of a quantised matrix."""
+"""A rank's share of a quantised matrix."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def cut_weight(name: str, weight: QuantisedWeight, cut: Cut | None) -> Quantised
 
 
 def tensor_cuts(tensors: Mapping[str, tuple[Place, Mapping[str, int]]], cut: Cut) -> dict[str, Cut] | None:
-    """What `cut` takes of each tensor of a matrix, given with its axes (`stored.Wanted`); a tensor that is not in the
-    answer is taken whole. None: it begins or ends amid an element, or does not lie in one piece, and the whole matrix
-    has to be read."""
+    """The cut of each tensor of a matrix, given with its axes (`stored.Wanted`); a tensor that is not in the answer is
+    taken whole. None: `cut` begins or ends amid an element, or does not lie in one piece, and the whole matrix has to
+    be read."""
     rows, depth = cut.shape
     along = {"rows": (cut.rows, rows), "depth": ([cut.columns], depth)}
     cuts = {}
@@ -74,7 +74,7 @@ def tensor_cuts(tensors: Mapping[str, tuple[Place, Mapping[str, int]]], cut: Cut
 
 
 def _elements(ranges: Sequence[range], total: int, unit: int) -> list[range] | None:
-    """Those that stand for so many rows or columns each, of `total`."""
+    """Ranges of elements that stand for `unit` rows or columns each, of `total`."""
     if unit >= total:
         return [range(1)]
     if any(r.start % unit or (r.stop % unit and r.stop != total) for r in ranges):

@@ -19,6 +19,6 @@ class DenseFormat:
 
 
 def read_parts(matrix: Matrix, reader: Reader, weight: Tensor) -> None:
-    """What is held of each part into its rows of `weight[columns, depth]`."""
+    """Reads the held share of each part into its rows of `weight[columns, depth]`."""
     for part, target in zip(matrix.parts, weight.split(matrix.held_rows), strict=True):
         reader.source.read(f"{part.names[0]}.weight", target, matrix.transposed, part.cut)

@@ -25,6 +25,7 @@ class Fp8:
 
     @classmethod
     def stated(cls, config: Mapping[str, Any]) -> Fp8:
+        """The method of a config. Raises `UnsupportedModel` for another type than e4m3."""
         kind = config.get("fmt", "e4m3")
         if kind != "e4m3":
             raise UnsupportedModel(f"FP8 weights of the type {kind!r} have no kernel; give a checkpoint in e4m3.")
@@ -33,6 +34,7 @@ class Fp8:
         return cls((int(block[0]), int(block[1])) if block else None, dense)
 
     def stored(self, part: Part) -> Fp8Part | None:
+        """The form of a part. Raises `CheckpointError` where its tensors and the config disagree."""
         weight = part.found.get("weight")
         if weight is None or (
             weight.kind != "F8_E4M3" and not part.found.keys() & {"weight_scale", "weight_scale_inv"}
@@ -83,7 +85,7 @@ class Fp8Part:
 
 
 def block_scheme(columns: int, depth: int) -> Scheme:
-    """Of FP8 in blocks of so many columns: activations have a scale for as many."""
+    """Scheme of FP8 in blocks of so many columns: activations have a scale for as many."""
     if columns >= depth:
         return Scheme(Codes.FP8, depth, Activations.FP8)
     return Scheme(Codes.FP8, columns, Activations.FP8, columns)

@@ -34,6 +34,7 @@ class Gptq:
 
     @classmethod
     def stated(cls, config: Mapping[str, Any]) -> Gptq:
+        """The method of a config. Raises `UnsupportedModel` for other bits or layouts."""
         layout = config.get("checkpoint_format", config.get("format")) or "gptq"
         if layout not in VERSIONS:
             raise UnsupportedModel(
@@ -54,6 +55,7 @@ class Gptq:
         )
 
     def stored(self, part: Part) -> GptqPart | None:
+        """The form of a part. Raises `CheckpointError` where its tensors and the config disagree."""
         if not part.found.keys() & {"qweight", "qzeros", "scales", "g_idx"}:
             return None
         pattern, rule = self._rule(part.name)

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its quantisation."""
+"""A checkpoint's statement of its quantisation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_
 
 
 def stated_quantisation(folder: Path) -> dict[str, Any] | None:
-    """`quantization_config` of config.json, of its text part, or else the file beside it; None: there is none."""
+    """`quantization_config` of config.json, of its text part, or else the file beside it; None: there is none. Raises
+    `CheckpointError` for one that is no object."""
     config = _read(folder / "config.json")
     stated = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if stated:

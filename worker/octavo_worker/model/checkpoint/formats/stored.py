@@ -26,7 +26,7 @@ SCALES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD = "lm_head"
 """The only matrix outside the layers: most methods leave it as it is."""
 UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale")
-"""Of activations that the checkpoint's authors measured: octavo measures each token's."""
+"""Scales of activations that the checkpoint's authors measured: octavo measures each token's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Stored(Protocol):
 
     @property
     def scheme(self) -> Scheme:
-        """That of the canonical form."""
+        """Scheme of the canonical form."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class Stored(Protocol):
 
 
 class Method(Protocol):
-    """What a checkpoint's config says of its quantised matrices."""
+    """A checkpoint's config, as far as it describes quantised matrices."""
 
     def stored(self, part: Part) -> Stored | None:
         """How a part is stored, by its headers; None: in floating point. Raises `ModelError` where they and the config
@@ -82,7 +82,7 @@ class Method(Protocol):
         ...
 
     def scheme(self, name: str, depth: int) -> Scheme | None:
-        """What the config alone says of a matrix, for weights that are drawn; None: it is not quantised."""
+        """Scheme of a matrix by the config alone, for weights that are drawn; None: it is not quantised."""
         ...
 
 
@@ -132,8 +132,8 @@ def check_shape(matrix: Matrix) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What is read of a part, in which form: of each tensor its cut, or all of it; and what is `left` to be cut out of
-    the canonical form."""
+    """A part as it is read, in which form: of each tensor its cut, or all of it; `left` is to be cut out of the
+    canonical form."""
 
     part: Part
     form: Stored
@@ -189,7 +189,7 @@ def _middles(weight: QuantisedWeight) -> Tensor:
 
 
 def _is_symmetric(weight: QuantisedWeight) -> bool:
-    """Whether it has zero points for nothing."""
+    """True if its zero points are those of a symmetric weight."""
     return weight.zeros is not None and torch.equal(weight.zeros, _middles(weight))
 
 

@@ -40,6 +40,7 @@ from octavo.queue.wire import encode_result
 from octavo.service.server import EmbeddedServer
 from octavo.terms.messages import Chunk, Terminal, Usage
 from octavo.terms.workers import ModelCard
+from octavo_worker.bench.report import encode, write
 
 MODEL, SUBSCRIBER, LEASE_MS = "bench", "reader", 60_000
 CELL = Cell()
@@ -256,10 +257,9 @@ def main() -> None:
         "machine": {"cpus": psutil.cpu_count(), "load": round(os.getloadavg()[0], 1)},
         **measured,
     }
-    text = json.dumps(report, indent=2)
-    print(text)
+    print(encode(report))
     if options.out:
-        options.out.write_text(text + "\n")
+        write(report, options.out)
 
 
 if __name__ == "__main__":

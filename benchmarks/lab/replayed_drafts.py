@@ -1,6 +1,6 @@
 """A proposer that knows the answer with a given probability: what verification costs and gains, whatever guesses.
 
-    python benchmarks/replayed_drafts.py [--device cuda] [--models llama-8b] [--batches 1 8 32] [--rights 0.5 0.7 0.9 1]
+    python benchmarks/lab/replayed_drafts.py [--device cuda] [--models llama-8b] [--batches 1 8 32] [--rights 0.5 0.7 0.9 1]
     [--most 1 3 7] [--tokens 256] [--rounds 3] [--out benchmarks/results/h200-speculation.json]
 
 Random weights of a shape, or the bundled model. A plain run says what the texts are; all timed runs say the same, and
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from array import array
@@ -22,7 +23,6 @@ from typing import Any
 
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.bench.report import report, write
-from octavo_worker.bench.scripted import ReplayProposer, ScriptedRunner
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.contract.messages import AddRequest, EngineSampling, SequenceInput
 from octavo_worker.contract.options import ModelOptions
@@ -30,6 +30,9 @@ from octavo_worker.engine.drafts import RowTimes, Speculation, StepCosts
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.process import scheduler_for, speculation_for
 from octavo_worker.engine.scheduler import Scheduler
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripted import ReplayProposer, ScriptedRunner  # which benchmarks/speculation.py has, too
 
 PROMPT = 128
 ALWAYS = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(4096, 1.0)]))

@@ -1,6 +1,6 @@
 """Plain requests with a beam search beside them, with as many plain requests more, and alone.
 
-    python benchmarks/beside_beams.py [--device cuda] [--model qwen3-0.6b] [--workload batch32] [--width 2]
+    python benchmarks/lab/beside_beams.py [--device cuda] [--model qwen3-0.6b] [--workload batch32] [--width 2]
     [--rounds 5] [--out benchmarks/results/beside_beams.json]
 
 Random weights, one runner, the kinds of runs in turns; medians. The search lasts as long as the plain requests, whose

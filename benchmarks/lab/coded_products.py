@@ -1,6 +1,6 @@
 """Products with weights of codes beside those with the same matrices in bfloat16, on one GPU.
 
-    python benchmarks/coded_products.py --out benchmarks/results/h200-coded.json
+    python benchmarks/lab/coded_products.py --out benchmarks/results/h200-coded.json
 
 All products of a layer of an 8B by themselves, then its layers one after the other, as a decoder has them: norms, gates
 and residuals are where a layer has them. Floors are the bytes of the weights at the speed of a paged read or, where
@@ -11,11 +11,11 @@ measures another one in its place, to find where one should follow the other.
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from kernel_rows.measuring import MATMUL, READ, Row, bf16, changed, measure_by_turns, rotations, row
 from torch import Tensor
 
 from octavo_kernels import ops
@@ -24,6 +24,9 @@ from octavo_kernels.products import coded_choice
 from octavo_kernels.products.product import Product
 from octavo_kernels.products.weights import DTYPES, PER_BYTE, Codes, PackedWeight, QuantisedWeight, Scheme
 from octavo_worker.bench.report import report, write
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # kernel_rows is shared with benchmarks/kernels.py
+from kernel_rows.measuring import MATMUL, READ, Row, bf16, changed, measure_by_turns, rotations, row
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192)
 # (name, columns, depth, gated): an 8B's, with a norm in front of the first and the third, a residual behind the others.

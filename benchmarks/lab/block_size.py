@@ -1,6 +1,6 @@
 """What smaller blocks of the KV cache cost and save an engine on the CPU that serves short sequences.
 
-    python benchmarks/block_size.py --traces FOLDER [--model demo] [--requests 64] [--rounds 5] [--out FILE.json]
+    python benchmarks/lab/block_size.py --traces FOLDER [--model demo] [--requests 64] [--rounds 5] [--out FILE.json]
 
 FOLDER holds `alpaca_lengths.dev.csv.gz` (columns input_tokens and output_tokens): 20 tokens in and 58 out in the
 mean. All requests arrive at once, at a cache that holds them all and at one that holds `--cache` tokens. One engine for

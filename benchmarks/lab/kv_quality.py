@@ -1,4 +1,4 @@
-"""What a KV cache in 8 bits costs in quality: python benchmarks/kv_quality.py --text shakespeare.txt [--device cuda]
+"""What a KV cache in 8 bits costs in quality: python benchmarks/lab/kv_quality.py --text shakespeare.txt [--device cuda]
 
 Takes the end of the text, which the bundled model was not trained on (the split of worker/demo_model/train.py), in
 windows of the model's context, and measures for float32 and bfloat16, each with its own cache, int8 and fp8:
@@ -32,7 +32,7 @@ from octavo_worker.model.batch import Batch, ragged_batch
 from octavo_worker.runner.cuda.runner import CudaRunner
 from octavo_worker.runner.paged import PagedRunner
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 HELD_OUT = 0.05
 KINDS = [(dtype, cache) for dtype in ("float32", "bfloat16") for cache in ("auto", "int8", "fp8")]
 PROMPT = 32

@@ -1,6 +1,6 @@
 """The order of the class batch beside the order of arrival: steps, preemptions and modelled time.
 
-    python benchmarks/batch_order.py [--out benchmarks/results/batch_order.json]
+    python benchmarks/lab/batch_order.py [--out benchmarks/results/batch_order.json]
 
 The scheduler is the real one, the model is a cost model: a step of a 13B Llama on an H200, by weights, rows, tokens of
 context and tokens of prompts. For `mixed256` in the order of arrival it gives 45.2 s, 1,757 steps and 44 preemptions;

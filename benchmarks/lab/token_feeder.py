@@ -1,6 +1,6 @@
 """Plays the worker of `client_tokens.py`: appends a token to each of its jobs, one pipeline after the other.
 
-python benchmarks/token_feeder.py REDIS_URL JOBS TOKENS
+python benchmarks/lab/token_feeder.py REDIS_URL JOBS TOKENS
 """
 
 from __future__ import annotations

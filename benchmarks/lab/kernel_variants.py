@@ -1,6 +1,6 @@
 """What each kernel for products is worth to the engine, on one GPU: every workload with all kernels, and without one.
 
-    python benchmarks/kernel_variants.py --model qwen3-0.6b --out benchmarks/results/variants-0.6b.json
+    python benchmarks/lab/kernel_variants.py --model qwen3-0.6b --out benchmarks/results/variants-0.6b.json
 
 A variant is taken away by what `octavo_kernels.products.choice` decides; graphs are captured anew. Variants take
 turns, because the clocks of a GPU drift. A kernel whose absence costs less than 2 % everywhere is not worth its lines.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_rows.measuring import changed
 
 from octavo_kernels.products import choice
 from octavo_worker.assembly.loading import load_runner
@@ -27,6 +27,9 @@ from octavo_worker.bench.shapes import write_shape
 from octavo_worker.bench.workloads import Work
 from octavo_worker.contract.messages import BATCH
 from octavo_worker.contract.options import ModelOptions
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # kernel_rows is shared with benchmarks/kernels.py
+from kernel_rows.measuring import changed
 
 Change = Callable[..., Any] | int | tuple[Any, ...]
 

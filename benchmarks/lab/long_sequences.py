@@ -1,6 +1,6 @@
 """A sequence that is five times as long as the KV cache, beside the same one in a cache that holds it.
 
-    python benchmarks/long_sequences.py [--device cpu|cuda] [--model smollm-135m] [--prompt 1500] [--new 64]
+    python benchmarks/lab/long_sequences.py [--device cpu|cuda] [--model smollm-135m] [--prompt 1500] [--new 64]
     [--beside 4] [--rounds 3] [--out benchmarks/results/long_sequences.json]
 
 Random weights, both caches in one process, interleaved; medians over the rounds. On a CPU both pools are the same

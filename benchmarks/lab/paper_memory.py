@@ -1,6 +1,6 @@
 """The memory experiments of the PagedAttention paper on octavo's scheduler and memory manager, without weights.
 
-    python benchmarks/paper_memory.py --traces FOLDER [--json benchmarks/results/paper_memory.json] [--plots
+    python benchmarks/lab/paper_memory.py --traces FOLDER [--json benchmarks/results/paper_memory.json] [--plots
     docs/memory]
 
 FOLDER holds length distributions (`*.dev.csv.gz`, see `LENGTHS`, with columns input_tokens and output_tokens) and
@@ -21,6 +21,8 @@ from typing import Any
 
 from paper import experiments, prefixes
 from paper.workload import MAX_LEN, MEMORY_TOKENS, read_lengths
+
+from octavo_worker.bench.report import encode, write
 
 LENGTHS = {
     "alpaca": ("alpaca_lengths", "alpaca_lengths"),
@@ -57,7 +59,7 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.perf_counter()
     report: dict[str, Any] = {
-        "command": "python benchmarks/paper_memory.py --traces FOLDER",
+        "command": "python benchmarks/lab/paper_memory.py --traces FOLDER",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": sys.version.split()[0],
         "machine": platform.machine(),
@@ -66,10 +68,8 @@ def main() -> None:
         **run(arguments.traces),
         "seconds": round(time.perf_counter() - began, 1),
     }
-    text = json.dumps(report, indent=1)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(text + "\n")
-    print(text)
+    write(report, arguments.json)
+    print(text := encode(report))
     try:
         from paper.plots import draw
     except ImportError:

@@ -1,4 +1,4 @@
-"""What online quantisation costs in quality, by how it rounds: python benchmarks/rounding.py
+"""What online quantisation costs in quality, by how it rounds: python benchmarks/lab/rounding.py
 
 The bundled model with its matrices in each form of `--quantization`, in four bits with symmetric codes as well, and
 with the head in the same form, beside the model in 16 bits, on a text that the model in 16 bits samples. Writes
@@ -30,7 +30,7 @@ from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.layers.quantised import Quantised
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 Rounding = Callable[[Tensor, OnlineQuantization], QuantisedWeight]
 GROUP = 128
 

@@ -1,7 +1,7 @@
 """Swapping against recomputing a sequence, measured, beside what the cost model expects (figure 19 of the paper).
 
-    python benchmarks/preemption.py [--model smollm-135m] [--device cpu|cuda] [--tokens 1024] [--out FILE.json]
-    python benchmarks/preemption.py --read FILE.json --plot FILE.png
+    python benchmarks/lab/preemption.py [--model smollm-135m] [--device cpu|cuda] [--tokens 1024] [--out FILE.json]
+    python benchmarks/lab/preemption.py --read FILE.json --plot FILE.png
 
 A sequence is copied to the host and back by the operation that the engine swaps with, from shuffled
 blocks to shuffled blocks: the bytes of a token lie together, as in octavo, or scattered over its layers, as in the

@@ -1,6 +1,6 @@
 """What a streamed token costs the client, this checkout beside an earlier one, in turns.
 
-    git worktree add ../before COMMIT && python benchmarks/client_tokens.py --before ../before
+    git worktree add ../before COMMIT && python benchmarks/lab/client_tokens.py --before ../before
 
 Each turn is a process of its own that reads `--streams` streams at once through `AsyncClient.events`; a feeder plays
 the worker and appends a token to each of them again and again. Beside it stand encoding and decoding one chunk of a
@@ -24,7 +24,9 @@ from typing import Annotated, Any
 
 import typer
 
-ROOT = Path(__file__).parents[1]
+from octavo_worker.bench.report import encode, write
+
+ROOT = Path(__file__).parents[2]
 MODEL = "bench"
 SIDES = ("before", "after")
 
@@ -48,7 +50,7 @@ def main(
             figures = one_turn(folder, streams, tokens)
             if turn:
                 turns[name].append(figures)
-    report = json.dumps({
+    report = {
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
@@ -56,10 +58,10 @@ def main(
         "streams": streams, "tokens": tokens, "rounds": rounds,
         **{name: summary(figures) for name, figures in turns.items()},
         "after_over_before": ratios(turns) if before is not None else None,
-    }, indent=2)  # fmt: skip
-    print(report)
+    }  # fmt: skip
+    print(encode(report))
     if out is not None:
-        out.write_text(report + "\n")
+        write(report, out)
 
 
 def one_turn(folder: Path, streams: int, tokens: int) -> dict[str, float]:
