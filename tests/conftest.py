@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     guardian = item.config.stash[GUARDIAN]
-    guardian.expect(limit_of(item))
+    guardian.expect(limit_of(item), item.nodeid)
     try:
         return (yield)
     finally:

@@ -34,6 +34,7 @@ def test_a_worker_that_cannot_start_ends_the_benchmark_at_once_and_says_why(
         pass
 
 
+@pytest.mark.full
 def test_a_benchmark_that_is_asked_to_end_leaves_nobody_behind() -> None:
     with subprocess.Popen([sys.executable, "-c", RUNNING], stdout=subprocess.PIPE, text=True) as benchmark:
         try:

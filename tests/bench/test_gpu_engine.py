@@ -42,6 +42,7 @@ def compare(out: Path, *arguments: str) -> dict:
     return json.loads(out.read_text())
 
 
+@pytest.mark.full
 def test_engines_are_compared_and_a_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     alone = compare(out, "--engines", "octavo,vllm", "--short", "0")  # there is no vLLM here
@@ -62,6 +63,7 @@ def test_engines_are_compared_and_a_run_that_was_cut_short_goes_on(tmp_path: Pat
     assert abs(row["ratio"] - octavo / vllm) < 0.001
 
 
+@pytest.mark.full
 def test_what_is_short_runs_several_times(tmp_path: Path) -> None:
     document = compare(tmp_path / "short.json", "--engines", "octavo", "--short", "60")
     seconds = [run["seconds"] for run in document["engines"]["demo"]["octavo"]["runs"]["single"]]
@@ -71,6 +73,7 @@ def test_what_is_short_runs_several_times(tmp_path: Path) -> None:
     assert row["tokens_per_s_min_max"]["octavo"] == [slowest, fastest]
 
 
+@pytest.mark.full
 def test_ranks_are_compared_with_one_and_with_as_many_of_vllm(tmp_path: Path) -> None:
     write_stand_in(tmp_path)
     out = tmp_path / "ranks.json"

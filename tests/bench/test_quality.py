@@ -64,6 +64,7 @@ def test_what_the_reference_rules_out_adds_nothing() -> None:
     assert (found.nats, found.surprise) == (0.0, 0.0)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_model_is_no_way_from_itself(dtype: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("ROMEO:\nBut soft, what light through yonder window breaks?\n" * 40)
@@ -87,6 +88,7 @@ def test_a_text_is_read_from_its_beginning_in_windows() -> None:
     assert whole == [windows[0][0], *(token for window in windows for token in window[1:])]
 
 
+@pytest.mark.full
 def test_models_that_cannot_be_compared_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(Mismatch, match="fewer than the 32"):
         windows_of("ROMEO:\n", [DEMO], tokens=32, context=32)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from waiting import STALL_S
 
 DRIVER = Path(__file__).parents[2] / "benchmarks" / "replicas.py"
@@ -20,6 +21,7 @@ def run(out: Path, *arguments: str) -> dict[str, Any]:
     return json.loads(out.read_text())
 
 
+@pytest.mark.full
 def test_replicas_share_a_batch_and_a_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "replicas.json"
     alone = run(out, "--replicas", "1")

@@ -108,6 +108,7 @@ async def test_leaving_cancels(claude, redis_url):
 CLAUDE_TOOLS = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "harmony"])
 async def test_tools_are_called_and_their_results_read(claude, start_model, name):
     answer = ANSWERS[name]

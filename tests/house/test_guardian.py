@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from guardian import HUNG
 from waiting import STALL_S, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -46,4 +47,5 @@ def test_a_test_that_no_exception_reaches_ends_by_its_limit(tmp_path: Path) -> N
     with pytest_on(tmp_path, "test_that_no_exception_reaches", "--timeout=1", "-o", "guardian_grace=1") as running:
         said, _ = running.communicate(timeout=STALL_S)
     assert running.returncode == -signal.SIGABRT
-    assert "test_that_no_exception_reaches" in said, "where it waits"
+    assert f"{HUNG}tests/support/abandoned.py::test_that_no_exception_reaches" in said
+    assert 'abandoned.py", line' in said, "where it waits"

@@ -39,6 +39,7 @@ def test_head_dims(level, make_batch, head_dim):
     check(make_batch([(1, 100), (9, 70)], head_dim=head_dim))
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cells", [torch.int8, FP8], ids=str)
 @pytest.mark.parametrize(
@@ -139,6 +140,7 @@ def test_a_sequence_does_not_feel_its_neighbours(level, make_batch, cache):
         assert torch.equal(together[batch.rows(i)], batch.alone(i).attend())
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("cache", CACHES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 90}, {"softcap": 5.0}], ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 64), (3, 3, 128), (40, 1, 80), (16, 2, 40)])
@@ -155,6 +157,7 @@ def test_a_decode_step_equals_the_same_row_of_a_prefill(level, make_batch, cache
         assert torch.equal(prefill[length - 1 : length], earlier.attend(**options))
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("scale", [0.125, -0.5, 40.0])
 @pytest.mark.parametrize(
     ("heads", "head_dim", "block_size"), [(2, 16, 16), (6, 48, 32), (34, 80, 16), (2, 128, 64), (2, 64, 8), (6, 80, 4)]

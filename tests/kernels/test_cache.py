@@ -38,6 +38,7 @@ def test_write_kv_fills_its_slots_and_nothing_else(level, dtype):
     assert (cache[:, 1] != 7.0).sum() == 3 * 2 * 3 * 40
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rotary_dim", [None, 2, 24, 48, 80])
 @pytest.mark.parametrize("norm", [False, True])
@@ -79,6 +80,7 @@ def read_back_eight_bits(layer, slots, head_dim):
     return [x[blocks, :, offsets] for x in (k, scales[:, 0], v, scales[:, 1])]
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cells", EIGHT_BITS, ids=str)
 @pytest.mark.parametrize("head_dim", [8, 40, 64, 256])

@@ -11,6 +11,7 @@ CLOSE = {
 }
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [1, 7, 64, 577])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
@@ -20,6 +21,7 @@ def test_rms_norm(level, dtype, width, offset):
     torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5, offset=offset).double(), expected, **CLOSE[dtype])
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [1, 7, 64, 577])
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -11,6 +11,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("columns", "depth"), [(1, 8), (7, 100), (48, 64), (129, 577), (300, 1024)])
 @pytest.mark.parametrize("rows", [0, 1, 7, 16, 17, 65])
@@ -48,6 +49,7 @@ def test_strided_arguments(level):
 ROW_COUNTS = [*range(1, 600, 37), 2, 3, 5, 16, 17, 31, 33, 63, 64, 65, 80, 81, 96, 97, 128, 129, 511, 512, 513, 600]
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("columns", "depth"), [(100, 96), (33, 250), (300, 330), (40, 1100)])
 def test_a_row_feels_neither_the_others_nor_their_number(level, dtype, columns, depth, threads):
@@ -79,6 +81,7 @@ def test_gated_linear_is_the_product_and_then_the_gate(level, dtype, kind):
         assert torch.equal(out, expected)
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(130, 97, 1100), (600, 290, 70), (66, 600, 2100)])
 def test_many_rows(level, dtype, rows, columns, depth):

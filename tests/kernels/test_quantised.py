@@ -57,6 +57,7 @@ def assert_as_dequantised(x: Tensor, weight: QuantisedWeight, bias: Tensor | Non
     assert ((out.double() - expected).abs() <= bound).all()
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("codes", "zeros"), KINDS)
 @pytest.mark.parametrize(
@@ -72,6 +73,7 @@ def test_weights_in_codes_are_their_dequantised_matrix(level, dtype, codes, zero
         assert_as_dequantised(x, weight, bias, residual)
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("codes", "zeros"), KINDS)
 @pytest.mark.parametrize(("depth", "group"), [(96, 32), (100, 20), (320, WHOLE)])
@@ -95,6 +97,7 @@ def test_every_code_is_the_number_it_stands_for(level, codes, zeros):
             assert torch.equal(out.float(), (rows @ dequantise(weight).T).to(dtype).float())
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("codes", "zeros", "depth", "group", "activations"),
@@ -149,6 +152,7 @@ INTEGERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("columns", "depth", "group", "activation_group", "order"), INTEGERS)
 @pytest.mark.parametrize("codes", [Codes.INT8, Codes.INT4])

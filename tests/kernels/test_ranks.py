@@ -14,6 +14,7 @@ from octavo_kernels.exchange.ranks import COUNT_BYTES, arrives, masses, post, po
 ALL = float(np.finfo(np.float32).min)
 
 
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize(("ranks", "rows", "width"), [(2, 1, 8), (2, 5, 70), (3, 2, 33), (16, 3, 1)])

@@ -77,6 +77,7 @@ def test_a_small_pool_is_backed_at_once_and_no_thread_stays() -> None:
     assert not pool.any()
 
 
+@pytest.mark.full
 def test_a_process_ends_without_a_thread_that_still_holds_a_pool() -> None:
     """A thread that lets go of a tensor while the interpreter ends aborts the process."""
     program = f"""

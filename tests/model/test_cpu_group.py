@@ -104,6 +104,7 @@ def test_a_rank_that_sleeps_while_others_wait_is_lost(pair: tuple[CpuGroup, subp
         group.gather(torch.zeros(1))
 
 
+@pytest.mark.full
 def test_a_rank_that_was_stopped_is_lost(pair: tuple[CpuGroup, subprocess.Popen[str]]) -> None:
     group, other = pair
     other.send_signal(signal.SIGSTOP)

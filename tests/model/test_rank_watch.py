@@ -43,6 +43,7 @@ def watched() -> Iterator[tuple[subprocess.Popen[str], queue.Queue[RankLost]]]:
     os.close(descriptor)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("number", "what"), [(signal.SIGKILL, "has died"), (signal.SIGSTOP, "hangs")])
 def test_a_loss_is_noticed_once(
     number: signal.Signals, what: str, watched: tuple[subprocess.Popen[str], queue.Queue[RankLost]]

@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "TESTS_THAT_STARTED_THIS"
+HUNG = "HUNG "
+"""Begins the line that says which test was ended."""
 _LAST_WORDS_S = 5.0
 _GLANCE_S = 0.5
 
@@ -38,23 +40,25 @@ class Guardian:
             env={name: value for name, value in os.environ.items() if name != VARIABLE},
         )
 
-    def expect(self, limit_s: float) -> None:
+    def expect(self, limit_s: float, what: str = "its end") -> None:
         """Seconds from now to the next call or to the end of this process. 0: any number."""
         assert self._process.stdin is not None
+        deadline = time.monotonic() + limit_s + self._grace_s if limit_s else float("inf")
         with suppress(OSError):
-            line = f"{time.monotonic() + limit_s + self._grace_s if limit_s else 'inf'}\n"
-            os.write(self._process.stdin.fileno(), line.encode())
+            os.write(self._process.stdin.fileno(), f"{deadline} {what}\n".encode())
 
 
 def watch(pid: int, mark: str) -> None:
-    deadline = float("inf")
+    deadline, what = float("inf"), b""
     while os.getppid() == pid:
         if select.select([0], [], [], _GLANCE_S)[0]:
             if not (told := os.read(0, 1 << 20)):
                 time.sleep(_GLANCE_S)  # it closes all it has before it ends
             elif told.endswith(b"\n"):
-                deadline = float(told.split()[-1])
+                limit, _, what = told.splitlines()[-1].partition(b" ")
+                deadline = float(limit)
         if time.monotonic() > deadline:
+            print(f"\n{HUNG}{what.decode()}", file=sys.stderr, flush=True)
             deadline = float("inf")
             end(pid)
     while left := [other for other in processes() if is_marked(other, mark)]:

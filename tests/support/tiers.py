@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 _QUICK_EXAMPLES = 10
 _STRENGTHS = {"every value": 1, "every pair": 2}
 
+T = TypeVar("T")
 Pick = frozenset[tuple[str, int]]
 """Names of parameters, each with the identity of its value: tests of one list of values share them."""
 
@@ -33,6 +34,11 @@ def load_profile(tier: str) -> None:
 def examples(full: int, *, quick: int = _QUICK_EXAMPLES) -> int:
     """How many examples of Hypothesis a test takes in the tier that runs."""
     return full if settings.get_current_profile_name() == "full" else min(full, quick)
+
+
+def some(values: Sequence[T], *, quick: int) -> Sequence[T]:
+    """All of them in the full tier, so many in the quick one, evenly spread."""
+    return [values[place] for place in sorted(_spread(len(values), examples(len(values), quick=quick)))]
 
 
 def only_full(values: Iterable[Any]) -> list[Any]:

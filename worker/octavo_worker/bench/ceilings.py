@@ -42,4 +42,4 @@ def _seconds(run: Callable[[], object]) -> float:
         ended.record()
         ended.synchronize()
         times.append(began.elapsed_time(ended) / 1e3)
-    return statistics.median(times[3:])
+    return float(statistics.median(times[3:]))

@@ -161,7 +161,7 @@ def engine(
     from octavo_worker.bench.engine import EngineBench
 
     limits = {"num_blocks": num_blocks, "max_running": max_running, "swap_memory": swap_memory}
-    modes = {"device": device.value, "overlap": overlap, "deterministic": deterministic}
+    modes: dict[str, Any] = {"device": device.value, "overlap": overlap, "deterministic": deterministic}
     modes["tensor_parallel"] = tensor_parallel
     types = {"dtype": dtype.value, "quantization": quantization.value, "kv_dtype": kv_dtype.value}
     rows, log = [], None

@@ -25,6 +25,7 @@ import psutil
 
 from octavo import AsyncClient
 from octavo.service.server import EmbeddedServer
+from octavo.terms.errors import OctavoError
 from octavo.terms.models import JobRequest
 from octavo.terms.sampling import SamplingParams
 from octavo_worker.bench.engine import Timing
@@ -94,8 +95,10 @@ class ServiceBench:
         jobs = await self._client.submit_many([self._request(w) for w in work], tenant=tenant, follow=True)
 
         async def follow(number: int) -> None:
-            last = None
-            async for event in jobs[number].stream():
+            job, last = jobs[number], None
+            if isinstance(job, OctavoError):
+                raise job
+            async for event in job.stream():
                 now = time.perf_counter() - started
                 timing.generated += len(event.token_ids)
                 if last is None:
@@ -155,7 +158,7 @@ async def _connected(redis_url: str) -> AsyncClient:
 
 def _cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 @contextmanager
