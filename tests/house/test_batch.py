@@ -23,10 +23,10 @@ from waiting import STALL_S, eventually
 
 from octavo import AsyncClient, Client, QueueFull, ServerUnavailable
 from octavo.cli.app import build_app
-from octavo.cli.batch import window_for
 from octavo.queue import wire
 from octavo.queue.calls import run_sync
 from octavo.queue.protocol import Cell
+from octavo.service.batches.run import window_for
 from octavo.terms.errors import OctavoError
 from octavo.terms.stats import WorkerStats
 from octavo.terms.workers import WorkerInfo
