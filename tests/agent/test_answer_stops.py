@@ -35,7 +35,7 @@ PARSED = [text for text in TEXTS if {text.tools, text.thinks} != {"none"}]
 
 
 def published(text: Generated, stop: list[str], pieces: list[str], *, include: bool = False) -> tuple[list[str], bool]:
-    """What comes out with each piece, all that is left with the last, and whether a stop string ended it."""
+    """The output with each piece, all that is left with the last, and whether a stop string ended it."""
     stops = AnswerStops(stop, text.parser(), include=include)
     out = []
     for piece in pieces:

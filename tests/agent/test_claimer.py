@@ -14,10 +14,10 @@ from redis.exceptions import ConnectionError
 
 from octavo.queue.connection import connect
 from octavo.queue.protocol import Claims, ClassRoom
-from octavo_worker.agent import bells
-from octavo_worker.agent import claimer as module
-from octavo_worker.agent.claimer import Claimer
-from octavo_worker.agent.room import Room
+from octavo_worker.agent.claims import bells
+from octavo_worker.agent.claims import claimer as module
+from octavo_worker.agent.claims.claimer import Claimer
+from octavo_worker.agent.claims.room import Room
 
 
 def room_of(*jobs: int, idle: bool = False) -> Room:

@@ -15,7 +15,7 @@ from octavo.queue.calls import run_sync
 from octavo.terms.messages import JobStatus
 from octavo.terms.stats import WorkerStats
 from octavo.terms.workers import WorkerInfo
-from octavo_worker.agent.overflow import Overflow
+from octavo_worker.agent.claims.overflow import Overflow
 from octavo_worker.contract.messages import Abort, AddRequest, EngineStats, RequestResumed, StepOutput
 
 ROWS = 4

@@ -1,4 +1,4 @@
-"""What a worker claims follows what its engine can take on, of each class and of each tenant."""
+"""A worker's claims follow what its engine can take on, of each class and of each tenant."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from octavo.queue.keys import Keys
 from octavo.queue.protocol import Claim, ClassRoom
 from octavo.terms.models import JobRequest
 from octavo.terms.sampling import SamplingParams
+from octavo_worker.agent.claims.room import GROWTH_BLOCKS, Room, room_for
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.prompts.answer_form import EncodedPrompt
-from octavo_worker.agent.room import GROWTH_BLOCKS, Room, room_for
 from octavo_worker.contract.messages import (
     HIGH,
     BeamProgress,

@@ -366,7 +366,7 @@ def test_masks_that_take_too_long_together_are_computed_one_by_one(monkeypatch: 
 def test_a_grammar_that_runs_into_the_librarys_limits_costs_its_request_alone(
     monkeypatch: pytest.MonkeyPatch, method: str, beams: bool
 ) -> None:
-    """Whether it does at a mask or at a token: the grammar is at fault, not the engine."""
+    """At a mask or at a token: the grammar is at fault, not the engine."""
     requests = [followed("bad", DIGITS, beam=BeamOptions(2) if beams else None), followed("good", DIGITS, 300)]
     with driven() as driver:
         add(driver, *requests)

@@ -1,4 +1,4 @@
-"""What a fuzzer of the dialects found: each is a 400 or a 404 that says why, before anything is accepted."""
+"""Requests that a fuzzer of the dialects found: each is a 400 or a 404 that says why, before anything is accepted."""
 
 from __future__ import annotations
 

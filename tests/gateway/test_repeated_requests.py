@@ -52,7 +52,7 @@ def text_of(kind: str, answer: Any) -> list[str]:
 
 
 def added(kind: str, event: Any) -> dict[int, str]:
-    """What one event of a stream adds to its texts."""
+    """The addition of one event of a stream to its texts."""
     if kind in ("chat", "samples"):
         return {choice["index"]: choice["delta"].get("content") or "" for choice in event["choices"]}
     if kind in ("completion", "prompts"):

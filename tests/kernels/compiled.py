@@ -52,7 +52,7 @@ def sources_of(unit: Path) -> list[Path]:
 
 
 def units() -> list[Path]:
-    """What is compiled for GPUs."""
+    """Sources that are compiled for GPUs."""
     return sorted(
         path for part in ("cuda", "hip") for path in (CSRC / part).rglob("*") if path.suffix in (".cu", ".cpp")
     )

@@ -12,9 +12,9 @@ from sync_streams import read_stream_sync
 from octavo.queue import wire
 from octavo.queue.calls import run_sync
 from octavo.queue.protocol import Claim
+from octavo_worker.agent.claims.room import Room, room_for
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.prompts.answer_form import EncodedPrompt
-from octavo_worker.agent.room import Room, room_for
 from octavo_worker.agent.sampling import resolve_sampling
 from octavo_worker.contract.messages import Ready, StepOutput
 from octavo_worker.engine.sequence import Request, State
@@ -143,7 +143,7 @@ class Member:
         return max((r.priority for r in self.requests(State.RUNNING) if not r.has_risen), default=-1)
 
     def could_hold(self, priority: int, blocks: int) -> bool:
-        """Whether a job of a class and so many blocks would fit if all below it gave way."""
+        """True if a job of a class and so many blocks would fit if all below it gave way."""
         staying = [r for r in self.requests(State.RUNNING) if r.priority <= priority]
         held = {block for r in staying for s in r.members(State.RUNNING) for block in s.table.held}
         waiting = [r for r in self.requests(State.WAITING) if r.priority <= priority]

@@ -115,7 +115,7 @@ async def stream(
     The `id` of a token event is the number of tokens so far, of a job with several sequences followed by the name of
     the claim that wrote them; that of the last event is `<tokens>-1`. Either resumes. `stream_reset`: the position does
     not hold any more; the stream comes again from its beginning.
-    `204` when the last event was seen already.
+    `204` when the last event was seen already. Raises `ApiError` for a place beyond the end.
     """
     gateway: Gateway = request.state.gateway
     place, end_seen = _position(last_event_id or after or "0")

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
-from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from octavo.client.handles import AsyncJob
@@ -42,7 +41,6 @@ from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo,
 
 DEFAULT_TENANT = "default"
 _BATCH = 64
-
 T = TypeVar("T")
 _Asked = tuple[JobRequest, str | None, bytes, bytes]  # request, idempotency key, attachment, fingerprint
 _Answers = list[AsyncJob | OctavoError]
@@ -80,9 +78,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:

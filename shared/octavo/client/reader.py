@@ -54,7 +54,7 @@ class Reader:
 
     @property
     def place(self) -> Position:
-        """What was read of the stream."""
+        """Entries that were read of the stream."""
         return Position(self.read, self.epoch)
 
     def take(self, event: Event) -> Event | None:

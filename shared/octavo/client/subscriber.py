@@ -165,7 +165,7 @@ class Subscriber:
         return events
 
     async def _holds(self, reader: Reader, order: Order) -> bool:
-        """Whether what comes behind the place that a reader has reached goes on from there."""
+        """True if the stream goes on from the place that a reader has reached."""
         holds = order.holds(reader.place)
         if holds is None:
             return not reader.is_doubted or await run(self._commands, self._cell.holds_order(reader.job_id))

@@ -37,7 +37,7 @@ class Order:
         return ""
 
     def holds(self, position: Position) -> bool | None:
-        """Whether a position means what it did when it was read. None: the job does not tell, only the server's run
+        """True if a position means what it did when it was read. None: the job does not tell, only the server's run
         may."""
         if position.offset == 0 or not self.several:
             return True

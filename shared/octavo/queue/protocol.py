@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgpack
 
-from octavo.claims import Claim as Claim
-from octavo.claims import Claims as Claims
-from octavo.claims import ClassRoom as ClassRoom
-from octavo.claims import Unreadable as Unreadable
-from octavo.claims import parse_claims, room_arguments
 from octavo.queue import wire
 from octavo.queue.calls import Call, Watch
+from octavo.queue.claims import Claim as Claim
+from octavo.queue.claims import Claims as Claims
+from octavo.queue.claims import ClassRoom as ClassRoom
+from octavo.queue.claims import Unreadable as Unreadable
+from octavo.queue.claims import parse_claims, room_arguments
 from octavo.queue.keys import Keys
 from octavo.terms.errors import IdempotencyConflict, InvalidRequest, QueueFull, UnknownModel
 from octavo.terms.fields import MAX_BODY_BYTES
@@ -232,7 +232,7 @@ class Cell:
         return self._call("reap", parse=lambda reply: Reaped(int(reply[0]), _text(reply[1])))
 
     def holds_order(self, job_id: str) -> Call[bool]:
-        """Whether every offset into several sequences of a job means what it did, whichever claim wrote it."""
+        """True if every offset into several sequences of a job means what it did, whichever claim wrote it."""
         return self._call("order", job_id, parse=bool)
 
     def cancel(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:

@@ -21,13 +21,13 @@ from octavo.terms.errors import MalformedMessage
 from octavo.terms.messages import JobError, JobStatus, Terminal, Usage
 from octavo.terms.models import Event
 from octavo_worker.agent.child import EngineProcess
+from octavo_worker.agent.claims.room import Room, room_for
 from octavo_worker.agent.ends import Ends
 from octavo_worker.agent.heartbeat import Holding
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.progress import ProgressReports
 from octavo_worker.agent.prompts.tokens import PromptRejected, Prompts, check_ids
 from octavo_worker.agent.publisher import Publisher
-from octavo_worker.agent.room import Room, room_for
 from octavo_worker.agent.sampling import resolve_sampling
 from octavo_worker.contract.messages import (
     Abort,

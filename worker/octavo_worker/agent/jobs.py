@@ -144,7 +144,7 @@ class ActiveJob:
 
     @property
     def may_move(self) -> bool:
-        """Whether another worker can go on where this one is: nothing that it has would have to be made again."""
+        """True if another worker can go on where this one is: nothing that it has would have to be made again."""
         return not self._held_back
 
     @property

@@ -27,13 +27,13 @@ from octavo.terms.fields import ModelName
 from octavo.terms.workers import DIGEST_SHOWN, WorkerInfo
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.child import EngineProcess
-from octavo_worker.agent.claimer import Claimer
+from octavo_worker.agent.claims.claimer import Claimer
+from octavo_worker.agent.claims.overflow import Overflow
 from octavo_worker.agent.digest import files_digest, served_digest
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.inbox import Inbox
 from octavo_worker.agent.membership import Membership, ScriptCallCounts
 from octavo_worker.agent.memory import Reports, worker_memory
-from octavo_worker.agent.overflow import Overflow
 from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.prompts.tokens import Prompts
 from octavo_worker.agent.tokenizing import TokenizerDesk
@@ -154,11 +154,7 @@ class Supervisor:
         self._pins = Pins(connection, self._cell.keys, prompts, self._model)
         self._tokenizer_desk = TokenizerDesk(connection, self._cell.keys, self._model, prompts)
         self._inbox = Inbox(
-            connection,
-            self._cell.keys,
-            worker_id,
-            describe=self._describe_memory,
-            pins_changed=self._pins.sync,
+            connection, self._cell.keys, worker_id, describe=self._describe_memory, pins_changed=self._pins.sync
         )
 
     async def run(self) -> None:

@@ -190,7 +190,7 @@ class Requests:
                 self._aging.add(request, now + again)
 
     def _promote(self, request: Request, risen: Counter[int], now: float) -> bool:
-        """Whether the request rose, beside those of its class that have risen already."""
+        """True if the request rose, beside those of its class that have risen already."""
         rows = 0 if request.has_risen else request.rows
         if not self._batch.promote(request, risen[request.base_priority]):
             return False

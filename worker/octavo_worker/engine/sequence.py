@@ -121,7 +121,7 @@ class Request:
 
     @property
     def has_risen(self) -> bool:
-        """Whether waiting has raised it above its class."""
+        """True if waiting has raised it above its class."""
         return self.priority < self.base_priority
 
     @property

@@ -42,7 +42,7 @@ class ArgumentPieces:
         self._next: Callable[[], bool] = self._opening
 
     def add(self, text: str) -> str:
-        """What more text makes certain."""
+        """Arguments that more text makes certain."""
         self._text += text
         try:
             while not self._is_broken and self._next():
@@ -53,7 +53,7 @@ class ArgumentPieces:
         return self._text[told : self._told]
 
     def end(self, *, cut: bool) -> str:
-        """What completes it: nothing for a call without arguments, unless the answer was `cut`."""
+        """The rest that completes it: nothing for a call without arguments, unless the answer was `cut`."""
         if self._next == self._nothing and not self._is_broken:
             return self._text[self._told :].rstrip()
         if not (self._text.strip() or cut):

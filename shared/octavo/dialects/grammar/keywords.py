@@ -30,7 +30,7 @@ INSTEAD = {
     "unevaluatedProperties": "write additionalProperties: false",
     "unevaluatedItems": "write prefixItems and items: false",
 }
-"""What to write in place of a keyword."""
+"""Advice in place of a keyword."""
 
 
 def without_annotations(schema: str) -> str:
@@ -43,7 +43,7 @@ def without_annotations(schema: str) -> str:
 
 
 def advice(message: str) -> str | None:
-    """What to do about the keywords that a message of the library refuses, if it is known."""
+    """Advice about the keywords that a message of the library refuses, if it is known."""
     if message.startswith("oneOf constraints "):
         return f"oneOf whose schemas may overlap cannot be held to: {INSTEAD['oneOf']}"
     if (found := _UNIMPLEMENTED.match(message)) is None:
@@ -54,7 +54,7 @@ def advice(message: str) -> str | None:
 
 
 def _strip(root: Any) -> bool:
-    """Whether anything was left out."""
+    """True if anything was left out."""
     found, waiting = False, [(root, False)]
     while waiting:
         value, names_schemas = waiting.pop()

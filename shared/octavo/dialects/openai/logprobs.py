@@ -84,7 +84,7 @@ class ToldLogprobs:
         self._waiting: list[tuple[TokenLogprob, int]] = []
 
     def add(self, chunk: Chunk) -> list[tuple[TokenLogprob, int]]:
-        """What more tokens make certain; all that is left with the last."""
+        """Entries that more tokens make certain; all that is left with the last."""
         told: list[tuple[TokenLogprob, int]] = []
         last = len(chunk.token_ids) - 1
         for place, (item, text) in enumerate(zip(chunk.logprobs or (), chunk.texts, strict=False)):

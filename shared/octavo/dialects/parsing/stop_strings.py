@@ -101,7 +101,7 @@ class AnswerStops:
         self._certain += len(self._stops.feed(self._held[start - self._given : end - self._given]))
 
     def _take(self, decided: int) -> str:
-        """What is certain of the text up to `decided`."""
+        """The certain part of the text up to `decided`."""
         certain = self._certain if self.hit or self._end == decided else decided
         count = max(0, certain - self._given)
         text, self._held = self._held[:count], self._held[count:]

@@ -56,7 +56,7 @@ class SchedulingPolicy(Protocol):
         ...
 
     def may_rise(self, request: Request, risen_rows: int, max_running: int) -> bool:
-        """Whether a request may rise above its class, of which `risen_rows` rows have risen and not ended."""
+        """True if a request may rise above its class, of which `risen_rows` rows have risen and not ended."""
         ...
 
     def rests(self, oversized: Request, other: Request) -> bool:

@@ -26,7 +26,7 @@ class Record(BaseModel):
 
     @property
     def is_stored(self) -> bool:
-        """Whether the record is kept with the job."""
+        """True if the record is kept with the job."""
         return self.fields["store"] is True
 
     def encode(self) -> bytes:

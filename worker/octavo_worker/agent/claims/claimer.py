@@ -14,8 +14,8 @@ from octavo.queue.calls import run
 from octavo.queue.connection import Line
 from octavo.queue.protocol import Cell, Claims
 from octavo.terms.fields import Priority
-from octavo_worker.agent.bells import Bells
-from octavo_worker.agent.room import Room
+from octavo_worker.agent.claims.bells import Bells
+from octavo_worker.agent.claims.room import Room
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from octavo.queue.fleet import live_workers
 from octavo.queue.keys import Keys
 from octavo.terms.workers import WorkerInfo
 from octavo_worker.agent.agent import Agent
+from octavo_worker.agent.claims.room import GROWTH_BLOCKS
 from octavo_worker.agent.jobs import ActiveJob
-from octavo_worker.agent.room import GROWTH_BLOCKS
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Overflow:
 
 
 def _taken_by(workers: Iterable[WorkerInfo], jobs: Iterable[tuple[ActiveJob, int]]) -> list[ActiveJob]:
-    """Those of the jobs, each with its blocks, for which a worker has free rows and blocks."""
+    """Jobs, each with its blocks, for which a worker has free rows and blocks."""
     stats = [worker.stats for worker in workers if worker.stats.waiting == 0]
     places = [[s.max_running - s.running, s.free_blocks + s.cached_blocks] for s in stats]
     found = []

@@ -16,7 +16,7 @@ GROWTH_BLOCKS = 4
 
 @dataclass(frozen=True)
 class Room:
-    """What fits in now of each class, the highest first, and whether nothing runs at all.
+    """Room for each class, the highest first, and whether nothing runs at all.
 
     The room of a class counts what of it and of higher ones is there: all else would give way to it.
     """
@@ -25,17 +25,17 @@ class Room:
     idle: bool
 
     def of(self, rank: int) -> ClassRoom:
-        """Of one class."""
+        """Room of one class."""
         return self.classes[min(rank, len(self.classes) - 1)]
 
     def offers(self, before: Room) -> bool:
-        """Whether there is room for a class that had none before."""
+        """True if there is room for a class that had none before."""
         return any(then.is_none and not now.is_none for then, now in zip(before.classes, self.classes, strict=True))
 
 
 @dataclass
 class _Load:
-    """What is there of one class: rows of the batch that run or will, blocks that those have and those that others will
+    """Load of one class: rows of the batch that run or will, blocks that those have and those that others will
     take. Preempted jobs have none and will take as many as they had."""
 
     rows: int = 0

@@ -65,7 +65,7 @@ class Bells:
             self._listening, self.heard = None, True
 
     async def _hear(self) -> bool:
-        """Whether a bell rang; True where that is not known."""
+        """True if a bell rang, and where that is not known."""
         try:
             async with answered():
                 (rung,) = await self._line.exchange([("BLPOP", *self._names, _WAIT_S)])

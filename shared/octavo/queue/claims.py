@@ -1,4 +1,4 @@
-"""What a worker asks of a claim, and what it gets: jobs, each with what it needs to go on."""
+"""Questions and answers of a claim: room, and jobs, each with what it needs to go on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.terms.models import JobRequest
 
 
 class ClassRoom(NamedTuple):
-    """What a worker takes on of one class: `jobs` whose prompts come to `tokens`. With `whole` the first may have any
+    """Room of a worker for one class: `jobs` whose prompts come to `tokens`. With `whole` the first may have any
     size, as nothing runs that would not give way to it. Beyond that come `guests`, with so many `guest_tokens`, for
     each of which a job of another tenant gives way; the tenants in `sated` may have none."""
 

@@ -1,0 +1,1 @@
+"""Claims: the room for them, class by class, the bells that announce work, and work that goes back to others."""
