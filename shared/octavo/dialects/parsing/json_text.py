@@ -50,8 +50,8 @@ def read_string(source: Source) -> Reading[str | None]:
 
 
 def decoded(text: str) -> str | None:
-    """The text that a JSON string stands for. None if it is none, or has half a surrogate pair. Line breaks may stand in
-    it as they are."""
+    """The text that a JSON string stands for. None if it is none, or has half a surrogate pair. Line breaks may stand
+    in it as they are."""
     try:
         value = json.loads(text, strict=False)
     except ValueError:
