@@ -6,6 +6,7 @@ and continues with the very pieces the first one would have made.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence, Set
 
 from tokenizers import Tokenizer
@@ -15,14 +16,17 @@ from octavo.dialects.parsing import AnswerStops, Parser, StopStrings
 
 _CONTEXT_TOKENS = 8
 _INCOMPLETE = "\ufffd"
+_MOST_BYTES = 4  # of a character
+_LATER_BYTE = re.compile("<0x[89AB][0-9A-F]>", re.IGNORECASE)
+"""A token of a vocabulary with byte fallback: a byte of a character behind its first."""
 
 
 class Detokenizer:
     """Incremental decoding: text appears once its characters are complete and is never taken back.
 
-    The end of the prompt is context, so that a first word keeps its leading space where the prompt left off. A prompt
-    that ends inside a character gives no context, and the output decodes as if it stood alone. Tokens of `hidden` have
-    no text.
+    The end of the prompt is context, so that a first word keeps its leading space where the prompt left off. A
+    character that the prompt leaves incomplete is no part of it: what follows decodes as if that were not there. Tokens
+    of `hidden` have no text.
     """
 
     def __init__(
@@ -36,9 +40,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._skip_special = skip_special_tokens
-        self._context = list(prompt[-_CONTEXT_TOKENS:])  # complete text just before `_pending`
-        if self._decode(self._context).endswith(_INCOMPLETE):
-            self._context = []
+        self._context = self._end_of(prompt)  # complete text just before `_pending`
         self._pending: list[int] = []  # ids whose text is not out yet
         self._stream = self._new_stream(self._context)
 
@@ -59,6 +61,25 @@ class Detokenizer:
         text = self._decode(self._context + self._pending)
         pending, self._pending = self._pending, []
         return text[len(before) :] if text.startswith(before) else self._decode(pending)
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """The last tokens, as far back as there is a text, that begin and end with a whole character: a run of single
+        bytes decodes as a whole or not at all. Empty if the prompt has no such end."""
+        for end in range(len(prompt), max(0, len(prompt) - 4 * _CONTEXT_TOKENS), -1):
+            start, text = end, ""
+            while start > 0 and not text:
+                start = self._character_at(prompt, max(0, start - _CONTEXT_TOKENS))
+                text = self._decode(list(prompt[start:end]))
+            if not text.endswith(_INCOMPLETE):
+                return list(prompt[start:end])
+        return []
+
+    def _character_at(self, prompt: Sequence[int], place: int) -> int:
+        """Where the character begins that has a byte there."""
+        first = max(0, place - _MOST_BYTES + 1)
+        while place > first and _LATER_BYTE.fullmatch(self._tokenizer.id_to_token(prompt[place]) or ""):
+            place -= 1
+        return place
 
     def _step(self, token: int) -> str | None:
         try:
