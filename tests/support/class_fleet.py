@@ -149,3 +149,14 @@ class Member:
         waiting = [r for r in self.requests(State.WAITING) if r.priority <= priority]
         rows = sum(r.rows for r in (*staying, *waiting))
         return rows < self.rows and not waiting and self.blocks - len(held) >= 2 * blocks + 6 * (rows + 1)
+
+    def could_seat(self, priority: int, tenant: str, blocks: int) -> bool:
+        """Whether a job of so many blocks would fit if the tenant that runs most of the class gave way, and be due."""
+        running, rows = self.requests(State.RUNNING), self.driver.scheduler._batch.running.tenants[priority]
+        richest = max(rows, key=rows.__getitem__, default=b"")
+        if rows[richest] < rows[tenant.encode()] + 4:
+            return False
+        staying = [r for r in running if r.priority <= priority and (r.priority < priority or r.salt != richest)]
+        held = {block for r in staying for s in r.members(State.RUNNING) for block in s.table.held}
+        waits = any(r.priority <= priority for r in self.requests(State.WAITING))
+        return not waits and self.blocks - len(held) >= 2 * blocks + 6 * (len(staying) + 4)
