@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from defect_list import ROOT, Defect, read_defects
+import pytest
+from defect_list import ROOT, Defect, read_catchers, read_defects
 
 DEFECTS = read_defects()
 
@@ -39,3 +40,31 @@ def test_a_defect_has_its_place_and_tests() -> None:
         except (OSError, ValueError, SyntaxError) as error:
             found.append(f"{defect.area}: {defect.name}: {error}")
     assert not found, "\n".join(found)
+
+
+CATCHERS = {(area, name): test for area, tests in read_catchers().items() for name, test in tests.items()}
+CAUGHT = {(defect.area, defect.name): defect for defect in DEFECTS if not defect.unchanged}
+
+
+def test_what_is_written_of_catchers_is_of_defects_and_tests_that_are_there() -> None:
+    found = [f"no such defect: {area}: {name}" for area, name in CATCHERS.keys() - CAUGHT.keys()]
+    for key, test in CATCHERS.items():
+        file, _, rest = test.partition("::")
+        name = rest.partition("[")[0]
+        if not (ROOT / file).exists() or f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8"):
+            found.append(f"{key[0]}: {key[1]}: no such test: {test}")
+        if key in CAUGHT and CAUGHT[key].full not in ("", test):
+            found.append(f"{key[0]}: {key[1]}: its entry names {CAUGHT[key].full}, but {test} caught it")
+    assert not found, "\n".join(found)
+
+
+def test_the_quick_tier_catches_nine_in_ten() -> None:
+    beyond = [defect.name for defect in CAUGHT.values() if defect.full]
+    assert len(beyond) <= len(CAUGHT) / 10, "\n".join(beyond)
+
+
+@pytest.mark.full
+def test_each_defect_was_planted_and_its_catcher_is_written_down() -> None:
+    missing = sorted(f"{area}: {name}" for area, name in CAUGHT.keys() - CATCHERS.keys())
+    said = f"{len(missing)}: python tests/defects/run.py --quick --missing --write"
+    assert not missing, "\n".join([said, *missing])

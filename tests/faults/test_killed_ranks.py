@@ -16,19 +16,20 @@ import redis
 import torch
 from gpus import devices
 from queue_client import Answers, Queue, answers, known_queue
+from tiers import is_full, size
 from two_gpus import TWO_GPUS, on_two_gpus
 from waiting import eventually
 from worker_process import WorkerProcess
 
 from octavo.service.server import EmbeddedServer
 
-JOBS = 40
+JOBS = size(40, quick=20)
 FLAGS = {
     "model": "demo",
     "tensor_parallel": 2,
     "threads": 1,
     "num_blocks": 512,
-    "max_running": 16,
+    "max_running": size(16, quick=8),
     "swap_memory": 0.01,
 }
 DEVICES = {
@@ -68,7 +69,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     flags = {**FLAGS, "device": request.param, **DEVICES[request.param]}
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
         workers = [
-            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", own_start=True, **flags))
+            stack.enter_context(WorkerProcess(server.url, folder / f"worker{number}.log", own_start=is_full(), **flags))
             for number in range(2)
         ]
         for worker in workers:

@@ -28,7 +28,10 @@ def pytest_on(folder: Path, name: str, *options: str) -> Iterator[subprocess.Pop
         command, cwd=ROOT, env={**os.environ, "THERE": str(folder / "there")}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

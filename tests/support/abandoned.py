@@ -17,7 +17,7 @@ if sys.argv[2] == "0":
     Path(sys.argv[1]).write_text("there")
 else:
     subprocess.Popen([sys.executable, "-c", sys.argv[3], sys.argv[1], "0", ""], start_new_session=True)
-time.sleep(3600)
+time.sleep(600)
 """
 
 

@@ -31,14 +31,24 @@ def load_profile(tier: str) -> None:
     settings.load_profile(tier)
 
 
+def is_full() -> bool:
+    """Whether the full tier runs."""
+    return settings.get_current_profile_name() == "full"
+
+
+def size(full: int, *, quick: int) -> int:
+    """How many of anything a test takes in the tier that runs."""
+    return full if is_full() else min(full, quick)
+
+
 def examples(full: int, *, quick: int = _QUICK_EXAMPLES) -> int:
-    """How many examples of Hypothesis a test takes in the tier that runs."""
-    return full if settings.get_current_profile_name() == "full" else min(full, quick)
+    """How many examples of Hypothesis it takes."""
+    return size(full, quick=quick)
 
 
 def some(values: Sequence[T], *, quick: int) -> Sequence[T]:
     """All of them in the full tier, so many in the quick one, evenly spread."""
-    return [values[place] for place in sorted(_spread(len(values), examples(len(values), quick=quick)))]
+    return [values[place] for place in sorted(_spread(len(values), size(len(values), quick=quick)))]
 
 
 def only_full(values: Iterable[Any]) -> list[Any]:
