@@ -12,7 +12,7 @@ import waiting
 from queue_client import MODEL, Queue, known_queue
 from redis.exceptions import ConnectionError
 
-from octavo.queue.connection import connect
+from octavo.queue.connection import answered, connect
 from octavo.queue.protocol import Claims, ClassRoom
 from octavo_worker.agent.claims import bells
 from octavo_worker.agent.claims import claimer as module
@@ -139,7 +139,8 @@ async def test_a_suspect_that_waits_gets_an_idle_worker(redis_url: str, monkeypa
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only bells and room wake a worker."""
-    monkeypatch.setattr(bells, "_WAIT_S", 8.0)
+    monkeypatch.setattr(bells, "_WAIT_S", 0)
+    monkeypatch.setattr(bells, "answered", lambda: answered(600.0))
 
 
 @pytest.fixture
