@@ -34,7 +34,7 @@ async def messages(
     """Answer a conversation, at once or as a stream. A client that disconnects cancels its job."""
     completion = body.completion()
     generation = Generation(request.state.gateway, completion.jobs(), tenant, completion.grammar_field)
-    await generation.submit()
+    await generation.submit(request)
     (job_id,) = generation.job_ids
     answer = MessageEvents(job_id, body.model, answer_parser(completion, job_id), body.stop_sequences)
     if body.stream:

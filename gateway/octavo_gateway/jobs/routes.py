@@ -19,6 +19,7 @@ from octavo.terms.messages import JobStatus
 from octavo.terms.models import JobInfo, JobRequest, Result
 from octavo_gateway.auth import Caller, CurrentCaller
 from octavo_gateway.errors import ApiError
+from octavo_gateway.grammars import check_grammars
 from octavo_gateway.http.body import JSON, MSGPACK, described, media_type, read_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
 from octavo_gateway.jobs.owned import OwnJob, check_id, check_owner, not_found
@@ -46,7 +47,7 @@ async def submit(
 ) -> Response:
     """Accept a job: `202` and its address. The same `Idempotency-Key` and body again: `200` and the same job."""
     gateway: Gateway = request.state.gateway
-    await gateway.grammars.check_request(job)
+    await check_grammars(request, job, caller.tenant)
     handle = await gateway.client.submit(job, tenant=caller.tenant, idempotency_key=idempotency_key)
     info = handle.accepted or await gateway.client.info(handle.id)
     if handle.created:

@@ -32,7 +32,7 @@ async def chat_completions(
 ) -> Response:
     """Answer a conversation, at once or as a stream."""
     generation = Generation(request.state.gateway, body.jobs(), tenant, body.grammar_field)
-    await generation.submit()
+    await generation.submit(request)
     if body.stream:
         return await streamed(request, generation, ChatStream(generation, body), body)
     return await answered(request, generation, body)

@@ -7,12 +7,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 
+from fastapi import Request
+
 from octavo import AsyncJob
 from octavo.dialects.openai.answers import total_usage
 from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 from octavo.terms.models import JobRequest
 from octavo_gateway.errors import of_job
+from octavo_gateway.grammars import check_grammars
 from octavo_gateway.state import Gateway
 from octavo_gateway.status.metrics import TokenClock
 
@@ -45,9 +48,10 @@ class Generation:
         """Of the jobs that have ended."""
         return total_usage(end for end in self.ends if end is not None)
 
-    async def submit(self) -> None:
-        """Enqueue all jobs, or cancel those that were. Raises what the client raises."""
-        await self._gateway.grammars.check_request(self._requests[0], self._grammar_field)
+    async def submit(self, request: Request) -> None:
+        """Enqueue all jobs, or cancel those that were. Raises what the client raises, and what is wrong with a
+        grammar."""
+        await check_grammars(request, self._requests[0], self._tenant, self._grammar_field)
         answers = await self._gateway.client.submit_many(self._requests, tenant=self._tenant, follow=True)
         self.job_ids = [answer.id for answer in answers if isinstance(answer, AsyncJob)]
         self._open.update(self.job_ids)
@@ -55,8 +59,8 @@ class Generation:
         if refusals:
             await self._cancel()
             raise refusals[0]
-        request = self._requests[0]
-        self._gateway.metrics.jobs_submitted.labels(request.model, request.priority).inc(len(self.job_ids))
+        first = self._requests[0]
+        self._gateway.metrics.jobs_submitted.labels(first.model, first.priority).inc(len(self.job_ids))
 
     async def follow(self, on_chunk: OnChunk) -> None:
         """Call `on_chunk(prompt_index, chunk)` for all tokens until every job has completed.

@@ -18,6 +18,7 @@ from octavo.dialects.openai.responses.requests import ResponseRequest
 from octavo.terms.fields import IdempotencyKey
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.errors import ApiError
+from octavo_gateway.grammars import check_grammars
 from octavo_gateway.http.body import described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected, unless_draining
 from octavo_gateway.openai.stored import UNREAD, StoredResponse, conversation, find, referred
@@ -41,7 +42,7 @@ async def create(
     gateway: Gateway = request.state.gateway
     record = body.record(await _items(gateway, body, tenant), int(time.time()))
     asked = body.job(record)
-    await gateway.grammars.check_request(asked, "text.format", of_tools="tools.{}.parameters")
+    await check_grammars(request, asked, tenant, "text.format", of_tools="tools.{}.parameters")
     job = await gateway.client.submit(
         asked,
         tenant=tenant,

@@ -19,6 +19,7 @@ from octavo.terms.fields import IdempotencyKey
 from octavo.terms.messages import JobStatus
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.errors import of_job
+from octavo_gateway.grammars import check_grammars
 from octavo_gateway.http.body import described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
 from octavo_gateway.openai.frames import DONE
@@ -47,7 +48,7 @@ async def answer(
     gateway: Gateway = request.state.gateway
     completion = body.completion()
     (job,) = completion.jobs()
-    await gateway.grammars.check_request(job, completion.grammar_field)
+    await check_grammars(request, job, tenant, completion.grammar_field)
     record = ChatRecord.of(completion)
     handle = await gateway.client.submit(
         job, tenant=tenant, idempotency_key=idempotency_key, follow=True, attachment=record.encode()

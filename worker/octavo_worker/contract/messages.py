@@ -210,6 +210,7 @@ FailureCode = Literal[
     "invalid_request",  # `param` says what is wrong
     "invalid_grammar",  # it cannot be compiled, or not be followed
     "grammar_too_slow",  # to compile, or to follow
+    "busy",  # this machine could not do it: another attempt, here or elsewhere, may
     "no_grammar",  # can be followed by this worker
     "invalid_logits",  # the model's logits are not numbers
     "step_failed",  # the model could not compute it
