@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Header
+from fastapi import Header, Request
 from pydantic import BaseModel
 
 from octavo import AsyncClient, AsyncJob
@@ -16,6 +16,7 @@ from octavo.dialects.grammar.checks import GrammarChecks
 from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
 from octavo.terms.fields import IdempotencyKey
 from octavo.terms.models import JobRequest
+from octavo_gateway.http.streams import unless_disconnected
 from octavo_gateway.status.metrics import Metrics
 
 KeyHeader = Annotated[IdempotencyKey | None, Header(alias="Idempotency-Key")]
@@ -71,12 +72,17 @@ class Door:
         self._metrics = metrics
         self._grammars = GrammarChecks()
 
-    async def enter(self, entry: Entry) -> list[AsyncJob]:
-        """The jobs of a request, once all are in the queue; of one that is repeated, those of before. Raises
-        GrammarError, and what `AsyncClient.submit` raises: then no job of it goes on, but for one that may be repeated,
-        whose repeat finds those that were accepted."""
+    async def enter(self, entry: Entry, request: Request) -> list[AsyncJob]:
+        """The jobs of a request, once all are in the queue; of one that is repeated, those of before. A trial of its
+        grammar ends when the client goes away. Raises GrammarError, Busy, ClientGone, and what `AsyncClient.submit`
+        raises: then no job of it goes on, but for one that may be repeated, whose repeat finds those that were
+        accepted."""
         first = entry.jobs[0]
-        await self._grammars.check_request(first, entry.grammar_field, of_tools=entry.tool_schema)
+        if self._grammars.are_needed(first):
+            checking = self._grammars.check_request(
+                first, entry.grammar_field, tenant=entry.tenant, of_tools=entry.tool_schema
+            )
+            await unless_disconnected(request, checking)
         jobs = await self._submitted(entry)
         if created := sum(job.created for job in jobs):
             self._metrics.jobs_submitted.labels(first.model, first.priority).inc(created)

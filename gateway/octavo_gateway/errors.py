@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from octavo.dialects.openai.problems import invalid_body, problem
 from octavo.terms.errors import (
+    Busy,
     GrammarError,
     IdempotencyConflict,
     InvalidRequest,
@@ -70,6 +71,7 @@ _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
     (IdempotencyConflict, 409),
     (QueueFull, 429),
     (ServerUnavailable, 503),
+    (Busy, 503),
 )
 
 
@@ -112,7 +114,7 @@ def of_octavo(error: OctavoError) -> ApiError:
     headers = {}
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-    elif isinstance(error, ServerUnavailable):
+    elif isinstance(error, ServerUnavailable | Busy):
         headers["Retry-After"] = "1"
     return ApiError(status, error.message, code=error.code, param=error.param, headers=headers)
 

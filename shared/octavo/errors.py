@@ -1,6 +1,7 @@
 """Public errors of the client. Inside octavo they are imported from `octavo.terms.errors`."""
 
 from octavo.terms.errors import (
+    Busy,
     GrammarError,
     IdempotencyConflict,
     InvalidRequest,
@@ -15,6 +16,7 @@ from octavo.terms.errors import (
 )
 
 __all__ = [
+    "Busy",
     "GrammarError",
     "IdempotencyConflict",
     "InvalidRequest",

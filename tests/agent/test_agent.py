@@ -220,6 +220,22 @@ async def test_a_job_claimed_when_the_engine_died_is_given_back_unharmed(desk: D
     assert desk.queue.field(job_id, "crashes") == "0"
 
 
+async def test_a_job_that_a_worker_is_too_busy_for_goes_back_unharmed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    job_id, request = await desk.start()
+    desk.generate(request, 1, 2)
+    await waiting.until(lambda: desk.queue.stored(job_id) == 2)
+    busy = RequestFailed(request.id, "busy", "no time was left")
+    desk.agent.on_step(StepOutput([], [], [busy], EngineStats()))
+    await waiting.until(lambda: desk.queue.status(job_id) is JobStatus.QUEUED)
+    assert desk.queue.field(job_id, "crashes") == "0"
+    assert desk.agent.holding() == ()
+    (claim,) = desk.claim().jobs
+    assert (claim.job_id, claim.offset) == (job_id, 2)
+
+
 async def test_only_jobs_in_the_engine_crash_with_it(desk: Desk) -> None:
     inside, _ = await desk.start()
     outside = desk.queue.submit(PROMPT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 
 import pytest
 from engine_driver import Driver, make_request, prompt
@@ -12,10 +13,13 @@ from followed import COMPILER, END, FOLDER, STOPS, VOCAB, expected, ids
 from waiting import STALL_S, eventually
 
 from octavo.dialects.grammar.grammars import Grammar, GrammarError, too_slow
+from octavo.dialects.grammar.trials import NotWanted
+from octavo.terms.errors import Busy, OctavoError
 from octavo_worker.contract.channel import AgentChannel, EngineChannel
 from octavo_worker.contract.messages import Abort, AddRequest, Shutdown, StepOutput
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.engine.grammar import Compiler, Preparation, Vocabulary
+from octavo_worker.engine.grammar.preparation import PATIENCE_S
 from octavo_worker.engine.loop import EngineLoop
 from octavo_worker.engine.process import preparation_for
 
@@ -33,10 +37,13 @@ class Gate:
 
     def __init__(self) -> None:
         self.opened = threading.Event()
-        self.error: GrammarError | None = None
+        self.held = ""
+        self.error: OctavoError | None = None
 
-    def __call__(self, grammar: Grammar, *, limit_s: float) -> None:
-        assert self.opened.wait(STALL_S)
+    def __call__(self, grammar: Grammar, *, limit_s: float, is_wanted: Callable[[], bool]) -> None:
+        while self.held in grammar.text and not self.opened.wait(0.001):
+            if not is_wanted():
+                raise NotWanted
         if self.error is not None:
             raise self.error
 
@@ -100,16 +107,61 @@ def test_a_deadline_does_not_wait_for_the_compiler(preparation: Preparation) -> 
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(GrammarError("wrong"), "invalid_grammar"), (too_slow(5), "grammar_too_slow")]
+    ("error", "code", "param"),
+    [
+        (GrammarError("wrong"), "invalid_grammar", "grammar"),
+        (too_slow(5), "grammar_too_slow", "grammar"),
+        (Busy("no time was left"), "busy", None),
+    ],
 )
 def test_what_cannot_be_compiled_is_refused(
-    preparation: Preparation, gate: Gate, error: GrammarError, code: str
+    preparation: Preparation, gate: Gate, error: OctavoError, code: str, param: str | None
 ) -> None:
     gate.error = error
     preparation.start(followed("a"))
     gate.opened.set()
     failures = eventually(lambda: preparation.take()[1])
-    assert [(f.id, f.code, f.message, f.param) for f in failures] == [("a", code, error.message, "grammar")]
+    assert [(f.id, f.code, f.message, f.param) for f in failures] == [("a", code, error.message, param)]
+
+
+def test_a_request_that_was_begun_is_not_tried_again(preparation: Preparation, gate: Gate) -> None:
+    gate.error = too_slow(5)
+    preparation.start(followed("a", published={0: ids("12")}))
+    assert list(ready(preparation)) == ["a"], "and its check was never opened"
+
+
+def test_a_request_that_gets_no_turn_is_better_off_elsewhere(gate: Gate) -> None:
+    now = [0.0]
+    compiler = Compiler(COMPILER.vocabulary, limit_s=600, check=gate, threads=1)
+    preparation = Preparation(compiler, clock=lambda: 100.0, timer=lambda: now[0])
+    preparation.start(followed("begun", Grammar("regex", "[0-9]{3}")))
+    eventually(lambda: preparation._waiting["begun"].compilation.has_begun)
+    preparation.start(followed("waits"))
+    now[0] = PATIENCE_S - 1
+    assert preparation.take() == ([], [])
+    now[0] = PATIENCE_S
+    (failure,) = preparation.take()[1]
+    assert (failure.id, failure.code) == ("waits", "busy")
+    gate.opened.set()
+    assert list(ready(preparation)) == ["begun"]
+
+
+def test_tenants_wait_for_none_but_their_own(preparation: Preparation, gate: Gate) -> None:
+    """The check is a gate for the grammars of one tenant; what was aborted frees its thread."""
+    gate.held = "[a-z]"
+    for n in range(12):
+        request = followed(f"many{n}", Grammar("regex", f"[a-z]{{{n}}}[0-9]"))
+        request.salt = b"many"
+        preparation.start(request)
+    preparation.start(followed("other"))
+    done = eventually(lambda: preparation.take()[0])
+    assert [message.id for message, _ in done] == ["other"]
+    for n in range(12):
+        assert preparation.drop(f"many{n}")
+    late = followed("late", Grammar("regex", "[0-9]{4}"))
+    late.salt = b"many"
+    preparation.start(late)
+    assert list(ready(preparation)) == ["late"]
 
 
 def test_what_is_malformed_at_first_sight_is_refused_at_once(preparation: Preparation) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from waiting import STALL_S
 from octavo.dialects.grammar.grammars import MAX_GRAMMAR_BYTES, Grammar, GrammarError, source
 from octavo.dialects.grammar.keywords import INSTEAD, without_annotations
 from octavo.dialects.grammar.recursion import endless_place
-from octavo.dialects.grammar.trials import Trials, validate
+from octavo.dialects.grammar.trials import Trial, Trials, validate
 from octavo.dialects.strict_schema import strict
+from octavo.terms.errors import Busy
 
 
 @pytest.mark.parametrize(
@@ -197,7 +200,7 @@ def test_unimplemented_keywords_may_be_warnings() -> None:
     ],
 )
 def test_a_time_bomb_is_refused(bomb: Any) -> None:
-    with pytest.raises(GrammarError, match=r"did not compile within 0\.5 s: make it simpler"):
+    with pytest.raises(GrammarError, match=r"did not compile within 0\.5 s of a processor: make it"):
         validate(Grammar("json_schema", json.dumps(bomb)), limit_s=0.5)
 
 
@@ -243,6 +246,62 @@ def test_a_trial_without_an_answer_is_told_from_one_that_cannot_start(
     interpreter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(interpreter))
     with pytest.raises(error, match=message):
+        validate(Grammar("json_object"), limit_s=STALL_S)
+
+
+class Looks:
+    """Says that an answer is wanted, and does something at the look of a number."""
+
+    def __init__(self, at: int, act: Callable[[], object]) -> None:
+        self.count, self._at, self._act = 0, at, act
+
+    def __call__(self) -> bool:
+        self.count += 1
+        if self.count == self._at:
+            self._act()
+        return True
+
+
+@pytest.fixture
+def stopped() -> Iterator[tuple[Trials, Trial]]:
+    """A process that has tried a grammar and was stopped then."""
+    with Trials() as trials:
+        trials.validate(Grammar("regex", "a"), limit_s=600)
+        (trial,) = trials._idle
+        trial._process.send_signal(signal.SIGSTOP)
+        yield trials, trial
+
+
+def test_the_time_in_which_a_compiler_is_stopped_does_not_count(stopped: tuple[Trials, Trial]) -> None:
+    trials, trial = stopped
+    looks = Looks(20, lambda: trial._process.send_signal(signal.SIGCONT))
+    assert trials.validate(Grammar("regex", "b"), limit_s=0.5, is_wanted=looks) == []
+    assert looks.count >= 20, "twice the limit of time has passed"
+    assert trials._idle == [trial]
+
+
+@pytest.mark.parametrize("text", ["b", "b" * 200_000])
+def test_a_compiler_that_never_gets_to_compute_says_nothing_about_a_grammar(
+    stopped: tuple[Trials, Trial], text: str
+) -> None:
+    trials, _ = stopped
+    with pytest.raises(Busy, match="no time was left"):
+        trials.validate(Grammar("choice", json.dumps([text])), limit_s=600, patience_s=0.2)
+    assert trials.validate(Grammar("regex", "c"), limit_s=600) == []
+
+
+def test_a_compiler_that_something_else_ends_says_nothing_about_a_grammar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\necho x >> $0.count\nkill -KILL $$\n")
+    interpreter.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    with pytest.raises(Busy, match="ended by something else"):
+        validate(Grammar("json_object"), limit_s=STALL_S)
+    assert (tmp_path / "python.count").read_text() == 3 * "x\n"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(Busy, match="no process can be started"):
         validate(Grammar("json_object"), limit_s=STALL_S)
 
 

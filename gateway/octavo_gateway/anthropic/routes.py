@@ -38,7 +38,7 @@ async def messages(
     completion = body.completion()
     repeatable = Repeatable.of(idempotency_key, body)
     generation = Generation(request.state.gateway, completion.jobs(), tenant, completion.grammar_field, repeatable)
-    await generation.submit()
+    await generation.submit(request)
     (job_id,) = generation.job_ids
     answer = MessageEvents(job_id, body.model, answer_parser(completion, job_id), body.stop_sequences)
     if body.stream:

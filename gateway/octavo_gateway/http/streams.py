@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from octavo_gateway.errors import ClientGone
-from octavo_gateway.state import Gateway
+
+if TYPE_CHECKING:
+    from octavo_gateway.state import Gateway
 
 T = TypeVar("T")
 

@@ -48,7 +48,7 @@ async def submit(
     """Accept a job: `202` and its address. The same `Idempotency-Key` and body again: `200` and the same job."""
     gateway: Gateway = request.state.gateway
     repeatable = None if idempotency_key is None else Repeatable(idempotency_key)
-    (handle,) = await gateway.door.enter(Entry([job], caller.tenant, repeatable=repeatable, follow=False))
+    (handle,) = await gateway.door.enter(Entry([job], caller.tenant, repeatable=repeatable, follow=False), request)
     info = handle.accepted or await handle.info()
     body = job_json(info, caller)
     return JSONResponse(body, 202 if handle.created else 200, {"Location": body["links"]["self"]})

@@ -35,7 +35,7 @@ async def chat_completions(
     """Answer a conversation, at once or as a stream."""
     repeatable = Repeatable.of(idempotency_key, body)
     generation = Generation(request.state.gateway, body.jobs(), tenant, body.grammar_field, repeatable)
-    await generation.submit()
+    await generation.submit(request)
     if body.stream:
         return await streamed(request, generation, ChatStream(generation, body), body)
     return await answered(request, generation, body)

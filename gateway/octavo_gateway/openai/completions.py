@@ -33,7 +33,7 @@ async def completions(
     """Continue one prompt or several, at once or as a stream. Choice `i * n + j` is sequence j of prompt i."""
     repeatable = Repeatable.of(idempotency_key, body)
     generation = Generation(request.state.gateway, body.jobs(), tenant, body.grammar_field, repeatable)
-    await generation.submit()
+    await generation.submit(request)
     if body.stream:
         return await streamed(request, generation, CompletionStream(generation, body), body)
     return await answered(request, generation, body)

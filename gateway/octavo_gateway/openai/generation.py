@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
+from fastapi import Request
+
 from octavo.dialects.openai.answers import total_usage
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 from octavo.terms.models import JobRequest
@@ -49,10 +51,10 @@ class Generation:
         """Usage of the jobs that have ended."""
         return total_usage(end for end in self.ends if end is not None)
 
-    async def submit(self) -> None:
+    async def submit(self, request: Request) -> None:
         """Put all jobs into the queue, or find those of the request that this one repeats. Raises what the door
         raises."""
-        jobs = await self._gateway.door.enter(self._entry)
+        jobs = await self._gateway.door.enter(self._entry, request)
         self.job_ids = [job.id for job in jobs]
         if self._entry.repeatable is None:
             self._open.update(self.job_ids)

@@ -50,7 +50,8 @@ async def create(
             repeatable=repeatable,
             attachment=record.encode() if body.is_stored else b"",
             follow=body.stream or not body.background,
-        )
+        ),
+        request,
     )
     record = await _first_record(gateway, job, record, tenant)
     if body.stream:

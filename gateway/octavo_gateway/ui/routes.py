@@ -55,7 +55,8 @@ async def answer(
             grammar_field=completion.grammar_field,
             repeatable=Repeatable.of(idempotency_key, body),
             attachment=record.encode(),
-        )
+        ),
+        request,
     )
     await _note(gateway, body.id, handle, tenant)
     return await _streamed(request, handle.id, record)

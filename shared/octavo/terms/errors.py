@@ -91,6 +91,12 @@ class JobFailed(OctavoError):
         return self.message
 
 
+class Busy(OctavoError):
+    """This machine cannot do it now, for which the request is not to blame: retry later."""
+
+    code = "busy"
+
+
 class ServerUnavailable(OctavoError):
     """The Redis server cannot be reached."""
 

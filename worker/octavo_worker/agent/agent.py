@@ -50,6 +50,7 @@ M = TypeVar("M", bound=_Named)
 
 _LONG_TEXT = 4000  # characters from which tokenising goes to a thread: below, the hop costs more than the work
 _RETRY_S = 0.2
+_PAUSE_S = 1.0  # of a job that this machine was too busy for: the same worker may claim it again
 _READERS = 8  # streams read at once when many jobs are taken over: each costs a connection
 _PUBLIC_CODES = {  # where the engine's word is another one
     "deadline": "expired",
@@ -322,7 +323,11 @@ class Agent:
 
     def _fail(self, job: ActiveJob, failure: RequestFailed) -> None:
         job.in_engine = False
-        if failure.code == "deadline":
+        if failure.code == "busy":
+            log.warning("job %s goes back to the queue: %s", job.claim.job_id, failure.message)
+            self._forget(job)
+            self._spawn(self._give_back([job], after_s=_PAUSE_S))
+        elif failure.code == "deadline":
             self._end(job, JobStatus.EXPIRED, _expired())
         else:
             is_of_tools = failure.param == "grammar" and job.claim.request.grammar is None
@@ -370,9 +375,11 @@ class Agent:
             for request_id in job.engine_ids:
                 self._engine.send(Abort(request_id))
 
-    async def _give_back(self, jobs: Sequence[ActiveJob], why: Parting = "back") -> None:
+    async def _give_back(self, jobs: Sequence[ActiveJob], why: Parting = "back", *, after_s: float = 0.0) -> None:
         if not jobs:
             return
+        if after_s:
+            await asyncio.sleep(after_s)
         for job in jobs:
             self._abort(job)
         await self._persist(self._cell.release([(job.claim.job_id, job.claim.token) for job in jobs], why=why))

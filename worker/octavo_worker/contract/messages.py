@@ -214,6 +214,7 @@ FailureCode = Literal[
     "invalid_request",  # `param` says what is wrong
     "invalid_grammar",  # it cannot be compiled, or not be followed
     "grammar_too_slow",  # to compile, or to follow
+    "busy",  # this machine could not do it: another attempt, here or elsewhere, may
     "no_grammar",  # can be followed by this worker
     "not_supported",  # by this worker's kernels: `param` says what
     "invalid_logits",  # the model's logits are not numbers

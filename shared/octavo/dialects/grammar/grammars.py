@@ -14,12 +14,13 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits
 
 from octavo.dialects.grammar.keywords import advice, without_annotations
+from octavo.terms.errors import Busy as Busy
 from octavo.terms.errors import GrammarError as GrammarError
 from octavo.terms.structured import MAX_GRAMMAR_BYTES
 from octavo.terms.structured import Grammar as Grammar
 
 VALIDATION_S = 5.0
-TOO_SLOW = "grammar_too_slow"  # the code of a refusal that a busy machine may be to blame for
+TOO_SLOW = "grammar_too_slow"
 _POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _EXCERPT = re.compile(r"\n *\d+ \| ")
 _NAMED = ("type", "pattern", "$ref", "format")  # keywords whose value the library repeats in its message
@@ -58,7 +59,7 @@ def source(grammar: Grammar) -> str:
 
 
 def too_slow(limit_s: float) -> GrammarError:
-    message = f"the grammar did not compile within {limit_s:g} s: make it simpler"
+    message = f"the grammar did not compile within {limit_s:g} s of a processor: make it simpler"
     return GrammarError(message, code=TOO_SLOW)
 
 

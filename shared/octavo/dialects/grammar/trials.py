@@ -6,24 +6,43 @@ The library's limits do not stop every explosion of time or memory, and only a p
 from __future__ import annotations
 
 import json
+import os
 import select
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from octavo.dialects.grammar.cpu_clock import clock_of_process
 from octavo.dialects.grammar.grammars import VALIDATION_S, Grammar, GrammarError, refused, source, too_slow
+from octavo.terms.errors import Busy
+
+PATIENCE_S = 30.0
+"""Seconds after which a process that was not given the time that a grammar may take tells nothing about the grammar."""
 
 _LENGTH = struct.Struct(">I")
+_LOOK_S = 0.05  # at how long a process has computed, and whether anyone still asks
 _USES = 200  # of a process, whose memory is limited in all
+_TRIES = 3  # of a grammar whose processes something else ended
+_OUT_OF_MEMORY = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP)
 
 
 class _Ended(Exception):
     """The process ended instead of answering."""
+
+
+class NotWanted(Exception):
+    """Nobody asks for the answer any more."""
+
+
+def _wanted() -> bool:
+    return True
 
 
 class Trial:
@@ -41,27 +60,48 @@ class Trial:
         assert self._process.stdout is not None
         self._poll = select.poll()
         self._poll.register(self._process.stdout, select.POLLIN)
+        self._computed = clock_of_process(self._process.pid)
 
-    def attempt(self, text: bytes, limit_s: float) -> tuple[bool, list[str]]:
-        """True if the grammar is refused, and the library's messages. Raises TimeoutError, _Ended."""
+    def attempt(
+        self, text: bytes, limit_s: float, is_wanted: Callable[[], bool], patience_s: float
+    ) -> tuple[bool, list[str]]:
+        """True if the grammar is refused, and the library's messages. Raises TimeoutError where that took more than
+        `limit_s` of a processor, Busy, NotWanted, _Ended."""
         self.uses += 1
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(_LENGTH.pack(len(text)) + text)
-            self._process.stdin.flush()
-        except (BrokenPipeError, ConnectionResetError):
-            raise _Ended from None
-        deadline = time.monotonic() + limit_s
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
-        refused, messages = json.loads(self._read(length, deadline))
+        most, latest = self._computed() + limit_s, time.monotonic() + patience_s
+
+        def check() -> None:
+            if not is_wanted():
+                raise NotWanted
+            if self._computed() >= most:
+                raise TimeoutError
+            if time.monotonic() >= latest:
+                raise Busy(f"no time was left in {patience_s:g} s to try the grammar: retry later")
+
+        self._write(_LENGTH.pack(len(text)) + text, check)
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, check))
+        refused, messages = json.loads(self._read(length, check))
         return refused, messages
 
-    def _read(self, count: int, deadline: float) -> bytes:
+    def _write(self, data: bytes, check: Callable[[], None]) -> None:
+        assert self._process.stdin is not None
+        pipe, room = self._process.stdin.fileno(), select.poll()
+        os.set_blocking(pipe, False)
+        room.register(pipe, select.POLLOUT)
+        while data:
+            while not room.poll(_LOOK_S * 1e3):
+                check()
+            try:
+                data = data[os.write(pipe, data) :]
+            except (BrokenPipeError, ConnectionResetError):
+                raise _Ended from None
+
+    def _read(self, count: int, check: Callable[[], None]) -> bytes:
         assert self._process.stdout is not None
         read = b""
         while len(read) < count:
-            if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3):
-                raise TimeoutError
+            while not self._poll.poll(_LOOK_S * 1e3):
+                check()
             piece = self._process.stdout.raw.read(count - len(read))  # type: ignore[attr-defined]
             if not piece:
                 raise _Ended
@@ -99,38 +139,52 @@ class Trials:
         self._idle: list[Trial] = []
         self._lock = threading.Lock()
 
-    def validate(self, grammar: Grammar, *, limit_s: float = VALIDATION_S) -> list[str]:
-        """The library's warnings about a grammar; `GrammarError` if it does not compile, or not within the limit;
-        `RuntimeError` if none can be tried here."""
+    def validate(
+        self,
+        grammar: Grammar,
+        *,
+        limit_s: float = VALIDATION_S,
+        is_wanted: Callable[[], bool] = _wanted,
+        patience_s: float = PATIENCE_S,
+    ) -> list[str]:
+        """The library's warnings about a grammar. Raises GrammarError if it does not compile, or takes more than
+        `limit_s` of a processor; Busy if this machine cannot tell; RuntimeError if none can be tried here at all;
+        NotWanted as soon as `is_wanted` says so."""
         text = source(grammar).encode()
-        failed, messages = self._attempt(text, limit_s)
+        failed, messages = self._attempt(text, limit_s, is_wanted, patience_s)
         if failed:
             raise refused(grammar, messages[0])
         return messages
 
-    def _attempt(self, text: bytes, limit_s: float) -> tuple[bool, list[str]]:
-        while True:
+    def _attempt(
+        self, text: bytes, limit_s: float, is_wanted: Callable[[], bool], patience_s: float
+    ) -> tuple[bool, list[str]]:
+        killed = 0
+        while killed < _TRIES:
             trial = self._take()
             try:
-                answer = trial.attempt(text, limit_s)
+                answer = trial.attempt(text, limit_s, is_wanted, patience_s)
             except TimeoutError:
                 trial.close()
                 raise too_slow(limit_s) from None
+            except (Busy, NotWanted):
+                trial.close()
+                raise
             except _Ended:
-                status, said = trial.close()
-                if status >= 0:
-                    raise RuntimeError(f"no grammar can be tried: {said}") from None
-                if trial.uses == 1:
-                    raise GrammarError("the grammar took more memory than there is for one: make it simpler") from None
+                killed += _was_killed(trial)
             else:
                 self._give(trial)
                 return answer
+        raise Busy("processes that try grammars are ended by something else here: retry later")
 
     def _take(self) -> Trial:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return Trial()
+        try:
+            return Trial()
+        except OSError as error:
+            raise Busy(f"no process can be started to try the grammar: {error.strerror}: retry later") from None
 
     def _give(self, trial: Trial) -> None:
         if trial.uses >= _USES:
@@ -153,6 +207,17 @@ class Trials:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _was_killed(trial: Trial) -> bool:
+    """Whether something else ended a process that ended at its first grammar. Raises GrammarError if that grammar did,
+    RuntimeError if the process ended by itself."""
+    status, said = trial.close()
+    if status >= 0:
+        raise RuntimeError(f"no grammar can be tried: {said}")
+    if trial.uses == 1 and -status in _OUT_OF_MEMORY:
+        raise GrammarError("the grammar took more memory than there is for one: make it simpler")
+    return trial.uses == 1
 
 
 def validate(grammar: Grammar, **limits: Any) -> list[str]:

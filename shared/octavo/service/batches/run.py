@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, TextIO
@@ -19,7 +19,7 @@ from octavo.client.handles import AsyncJob, ensure_completed
 from octavo.dialects.openai.answers import CompletedJob
 from octavo.service.batches.files import encode_answer
 from octavo.service.batches.lines import BatchLine, completed, failed
-from octavo.terms.errors import OctavoError, QueueFull, ServerUnavailable
+from octavo.terms.errors import Busy, OctavoError, QueueFull, ServerUnavailable
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import JobRequest
 from octavo.terms.workers import WorkerInfo
@@ -116,7 +116,8 @@ class BatchRun:
         """A job of the line: a new one, that of an interrupted run, or another try if an earlier run's one failed."""
         request = line.requests[index]
         if self.grammars is not None:
-            await self.grammars.check_request(request, line.body.grammar_field if line.body else None)
+            with suppress(Busy):  # the worker tries it, too
+                await self.grammars.check_request(request, line.body.grammar_field if line.body else None)
         parts = (self.target, line.id, str(index), request.model_dump_json())
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         for attempt in count():

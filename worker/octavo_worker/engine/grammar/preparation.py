@@ -8,18 +8,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
-from octavo.dialects.grammar.grammars import TOO_SLOW, GrammarError
+from octavo.dialects.grammar.grammars import TOO_SLOW, Busy, GrammarError
 from octavo_worker.contract.messages import AddRequest, FailureCode, RequestFailed
 from octavo_worker.engine.grammar.compiler import Compilation, Compiler
 from octavo_worker.engine.grammar.matcher import Matcher
 
 PARAM = "grammar"  # the field of a job that all refusals are about
+PATIENCE_S = 60.0
+"""Seconds after which a request whose grammar has not had its turn is better off elsewhere."""
 
 
 @dataclass(slots=True)
 class _Waiting:
     message: AddRequest
     compilation: Compilation
+    since: float
     replay: Future[list[Matcher]] | None = None
     dropped: set[int] = field(default_factory=set)  # indices of sequences
 
@@ -34,15 +37,23 @@ class Preparation:
     """Requests come in by `start`; `take` gives those whose matchers are ready, each with a matcher for each of its
     `sequences`, which has taken the tokens that were published.
 
-    Both are quick: grammars are compiled, and published tokens replayed, by the compiler's threads. `compiler` is None
-    where no grammar can be followed, for the `reason`. `library` is what follows them, empty if nothing does.
+    Both are quick: grammars are compiled, and published tokens replayed, by the compiler's threads, where tenants take
+    turns. `compiler` is None where no grammar can be followed, for the `reason`. `library` is what follows them, empty
+    if nothing does. `clock` tells seconds since the epoch, `timer` seconds that never go back.
     """
 
-    def __init__(self, compiler: Compiler | None, *, reason: str = "", clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        compiler: Compiler | None,
+        *,
+        reason: str = "",
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._compiler = compiler
         self._reason = reason
         self.library = "" if compiler is None else f"llguidance {version('llguidance')}"
-        self._clock = clock
+        self._clock, self._timer = clock, timer
         self._waiting: dict[str, _Waiting] = {}
 
     def __len__(self) -> int:
@@ -54,10 +65,12 @@ class Preparation:
         assert message.grammar is not None
         if self._compiler is None:
             return RequestFailed(message.id, "no_grammar", self._reason, PARAM)
+        is_tried = any(sequence.tokens for sequence in message.sequences)
         try:
-            self._waiting[message.id] = _Waiting(message, self._compiler.start(message.grammar))
+            compilation = self._compiler.start(message.grammar, message.salt, is_tried=is_tried)
         except GrammarError as error:
             return _failure(message, error)
+        self._waiting[message.id] = _Waiting(message, compilation, self._timer())
         return None
 
     def drop(self, request_id: str, index: int | None = None) -> bool:
@@ -68,7 +81,13 @@ class Preparation:
         waiting.dropped |= {sequence.index for sequence in waiting.message.sequences if index in (None, sequence.index)}
         if len(waiting.dropped) == len(waiting.message.sequences):
             del self._waiting[request_id]
+            self._give_up(waiting)
         return True
+
+    def _give_up(self, waiting: _Waiting) -> None:
+        waiting.compilation.drop()
+        if waiting.replay is not None:
+            waiting.replay.cancel()
 
     def take(self) -> tuple[list[tuple[AddRequest, list[Matcher]]], list[RequestFailed]]:
         """The requests that are ready, and those that never will be, in the order in which they came."""
@@ -76,17 +95,26 @@ class Preparation:
         for waiting in list(self._waiting.values()):
             try:
                 matchers = self._matchers(waiting)
-            except GrammarError as error:
+            except (GrammarError, Busy) as error:
                 failed.append(_failure(waiting.message, error))
             else:
                 if matchers is not None:
                     ready.append(waiting.remaining(matchers))
-                elif waiting.message.deadline is not None and waiting.message.deadline < self._clock():
-                    late = "the job's deadline passed before its grammar was compiled"
-                    failed.append(RequestFailed(waiting.message.id, "deadline", late))
+                elif (failure := self._lateness(waiting)) is not None:
+                    failed.append(failure)
+                    self._give_up(waiting)
         for request_id in [*(message.id for message, _ in ready), *(failure.id for failure in failed)]:
             del self._waiting[request_id]
         return ready, failed
+
+    def _lateness(self, waiting: _Waiting) -> RequestFailed | None:
+        """Why a request waits no longer."""
+        message = waiting.message
+        if message.deadline is not None and message.deadline < self._clock():
+            return RequestFailed(message.id, "deadline", "the job's deadline passed before its grammar was compiled")
+        if not waiting.compilation.has_begun and self._timer() - waiting.since >= PATIENCE_S:
+            return RequestFailed(message.id, "busy", "other grammars hold all threads that compile")
+        return None
 
     def _matchers(self, waiting: _Waiting) -> list[Matcher] | None:
         """None if they are not ready. Raises GrammarError."""
@@ -96,7 +124,8 @@ class Preparation:
             if not any(outputs):
                 return [first, *(first.copy() for _ in outputs[1:])]
             assert self._compiler is not None
-            waiting.replay = self._compiler.submit(lambda: [_replayed(first.copy(), tokens) for tokens in outputs])
+            replay = lambda: [_replayed(first.copy(), tokens) for tokens in outputs]  # noqa: E731
+            waiting.replay = self._compiler.submit(replay, waiting.message.salt)
         return waiting.replay.result() if waiting.replay is not None and waiting.replay.done() else None
 
 
@@ -109,6 +138,8 @@ def _replayed(matcher: Matcher, tokens: list[int]) -> Matcher:
     return matcher
 
 
-def _failure(message: AddRequest, error: GrammarError) -> RequestFailed:
+def _failure(message: AddRequest, error: GrammarError | Busy) -> RequestFailed:
+    if isinstance(error, Busy):
+        return RequestFailed(message.id, "busy", error.message)
     code: FailureCode = "grammar_too_slow" if error.code == TOO_SLOW else "invalid_grammar"
     return RequestFailed(message.id, code, error.message, PARAM)
