@@ -74,7 +74,7 @@ def gateway(
 
 def _serve(settings: GatewaySettings) -> None:
     uvicorn.run(
-        "octavo_gateway.app:create_app",
+        "octavo_gateway.app:process_app",
         factory=True,
         host=settings.host,
         port=settings.port,

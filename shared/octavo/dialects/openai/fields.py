@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from octavo.terms.fields import few_members
 
 _NOT_NULL = (
     "n",
@@ -39,6 +49,11 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     __pydantic_extra__: dict[str, None]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_members(cls, value: Any) -> Any:
+        return few_members(value)
 
     @field_validator(*_NOT_NULL, mode="before", check_fields=False)
     @classmethod
