@@ -46,7 +46,7 @@ def gateway(**given: Any) -> None:
 
 def _serve(settings: GatewaySettings) -> None:
     uvicorn.run(
-        "octavo_gateway.app:create_app",
+        "octavo_gateway.app:process_app",
         factory=True,
         host=settings.host,
         port=settings.port,

@@ -19,7 +19,7 @@ from octavo.terms.models import JobRequest
 from octavo_gateway.http.streams import unless_disconnected
 from octavo_gateway.status.metrics import Metrics
 
-KeyHeader = Annotated[IdempotencyKey | None, Header(alias="Idempotency-Key")]
+KeyHeader = Annotated[IdempotencyKey | None, Header()]
 """A request with it may be repeated, and is answered by the jobs of the first one."""
 
 _DELIVERY = {"stream", "stream_options"}

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
@@ -43,7 +44,8 @@ class Writes:
 
 
 class Gateway:
-    """Shared by all requests of one process. `draining` is set once the process is to stop."""
+    """Shared by all requests of one process. `reader` is the thread for large bodies. `draining` is set once the
+    process is to stop."""
 
     def __init__(self, settings: GatewaySettings, keyring: Keyring, client: AsyncClient, metrics: Metrics) -> None:
         self.settings = settings
@@ -52,6 +54,7 @@ class Gateway:
         self.metrics = metrics
         self.writes = Writes(client)
         self.door = Door(client, metrics)
+        self.reader = ThreadPoolExecutor(1, "reader")
         self.draining = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -73,4 +76,5 @@ class Gateway:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2.0)
+        self.reader.shutdown(wait=False, cancel_futures=True)
         await self.client.close()

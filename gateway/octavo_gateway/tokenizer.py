@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
 from pydantic import Field, model_validator
+from pydantic_core import to_json
 
 from octavo.dialects.openai.fields import Body
 from octavo.dialects.openai.requests import ChatCompletionRequest
@@ -16,7 +18,7 @@ from octavo.terms.models import JobRequest
 from octavo.terms.workers import ModelCard
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.errors import ApiError
-from octavo_gateway.http.body import described, json_body
+from octavo_gateway.http.body import JSON, apart, described, json_body
 from octavo_gateway.state import Gateway
 
 router = APIRouter(tags=["tokenizer"])
@@ -65,17 +67,18 @@ class DetokenizeRequest(Body):
 @router.post("/tokenize", openapi_extra=described(TokenizeRequest))
 async def tokenize(
     request: Request, _: CurrentTenant, body: Annotated[TokenizeRequest, Depends(json_body(TokenizeRequest))]
-) -> dict[str, Any]:
+) -> Response:
     """The token ids of a prompt, how many they are, and how many the model takes."""
     gateway: Gateway = request.state.gateway
     card = await known_model(gateway, body.model)
-    answer = await tokenized(gateway, body.job(card.name))
-    return {
+    answer = await tokenized(gateway, await apart(request, lambda: body.job(card.name)))
+    found = {
         "count": len(answer.token_ids),
         "max_model_len": card.max_model_len,
         "tokens": answer.token_ids,
         "token_strs": answer.names if body.return_token_strs else None,
     }
+    return Response(await apart(request, lambda: to_json(found)), media_type=JSON)  # json takes six times as long
 
 
 @router.post("/detokenize", openapi_extra=described(DetokenizeRequest))

@@ -10,6 +10,8 @@ from scripted_worker import MODEL, ScriptedWorker, whole_text
 from waiting import until
 
 from octavo.dialects.openai.responses.record import job_of
+from octavo.terms.errors import InvalidRequest
+from octavo_gateway.openai import stored
 
 HELLO = {"model": MODEL, "input": "hello"}
 
@@ -49,6 +51,29 @@ async def test_an_answer_sent_back_is_part_of_the_next_input(ai, worker):
         turns += [*reply.output, {"role": "user", "content": "and then?"}]
     assert [turn.role for turn in worker.seen[-1].messages] == ["user", "assistant", "user"]
     assert worker.seen[-1].messages[1].content == whole_text(2)
+
+
+async def test_a_response_is_read_once_for_all_items_that_are_referred_to(monkeypatch):
+    read = []
+
+    async def output(client, job_id, tenant):
+        read.append(job_id)
+        return {f"msg_{job_id}_{i}": {"id": f"msg_{job_id}_{i}"} for i in range(3)}
+
+    monkeypatch.setattr(stored, "_output", output)
+    names = [f"msg_{job}_{i}" for i in range(3) for job in ("a", "b")]
+    found = await stored.referred(None, names, {"msg_c_0": {"id": "msg_c_0"}}, "t")
+    assert (list(found), read) == (names, ["a", "b"])
+    read.clear()
+    with pytest.raises(InvalidRequest) as caught:
+        await stored.referred(None, [f"msg_{i}_0" for i in range(1000)], {}, "t")
+    assert (caught.value.code, len(read)) == ("too_many_references", 256)
+
+
+async def test_a_reference_without_an_id_refers_to_nothing(http, worker):
+    body = {"model": MODEL, "input": [{"type": "item_reference", "id": ""}]}
+    refused = await http.post("/v1/responses", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "item_not_found")
 
 
 async def test_items_of_earlier_responses_can_be_referred_to(ai, http, worker):

@@ -118,6 +118,11 @@ async def test_a_chat_is_stopped(http, redis_url):
             assert (await http.request(method, "/v1/chat/c1/stream")).status_code == 204
 
 
+async def test_fields_of_a_chat_completion_are_those_of_a_chat(http, worker):
+    await begun(http, body(logit_bias={"5": 1.5}))
+    assert worker.seen[0].sampling.logit_bias == {5: 1.5}
+
+
 async def test_an_idempotency_key_names_the_same_answer(http, worker):
     jobs = {await begun_with_key(http) for _ in range(2)}
     assert len(jobs) == len(worker.seen) == 1

@@ -17,7 +17,7 @@ from octavo_gateway.anthropic.errors import AnthropicRoute, error_body
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.door import KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError, of_exception
-from octavo_gateway.http.body import described, json_body
+from octavo_gateway.http.body import apart, described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected
 from octavo_gateway.openai.generation import Generation
 from octavo_gateway.state import Gateway
@@ -35,9 +35,9 @@ async def messages(
 ) -> Response:
     """Answer a conversation, at once or as a stream. A client that disconnects cancels its job, unless it may repeat
     its request."""
-    completion = body.completion()
-    repeatable = Repeatable.of(idempotency_key, body)
-    generation = Generation(request.state.gateway, completion.jobs(), tenant, completion.grammar_field, repeatable)
+    completion, repeatable = await apart(request, lambda: (body.completion(), Repeatable.of(idempotency_key, body)))
+    jobs = await apart(request, completion.jobs)
+    generation = Generation(request.state.gateway, jobs, tenant, completion.grammar_field, repeatable)
     await generation.submit(request)
     (job_id,) = generation.job_ids
     answer = MessageEvents(job_id, body.model, answer_parser(completion, job_id), body.stop_sequences)
@@ -60,7 +60,7 @@ async def count_tokens(
 ) -> dict[str, int]:
     """The tokens of the prompt that these messages would be."""
     gateway: Gateway = request.state.gateway
-    (job,) = body.completion().jobs()
+    (job,) = await apart(request, lambda: body.completion().jobs())
     await known_model(gateway, job.model)
     return {"input_tokens": len((await tokenized(gateway, job)).token_ids)}
 

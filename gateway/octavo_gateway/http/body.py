@@ -1,25 +1,39 @@
-"""Reading request bodies: never more than the limit, one validation pass, clear errors."""
+"""Reading request bodies: never more than the limits, one validation pass, clear errors, and large ones in a thread."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from pydantic_core import from_json
 
+from octavo.terms.errors import InvalidRequest
 from octavo_gateway.errors import ApiError
 from octavo_gateway.state import Gateway
 
+T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 
+MAX_CONTAINERS = 20_000
+MAX_MEMBERS = 60_000
+"""Objects and arrays of a body, and members of its objects: what is made of each costs a hundred times its bytes."""
+
+_LARGE = 16 * 1024  # bytes from which the hop to a thread costs less than what is done there
+
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises ApiError 413 as soon as it is known to be larger than `limit` bytes."""
+    """The whole body. Raises ApiError 415 for one that is compressed, and 413 as soon as it is known to be larger than
+    `limit` bytes."""
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+        message = f"content encoding {coding[:100]!r}: send the body as it is"
+        raise ApiError(415, message, code="unsupported_content_encoding", headers={"Accept-Encoding": "identity"})
     too_large = ApiError(413, f"the body is larger than {limit} bytes: send less", code="body_too_large")
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or int(declared) > limit:
@@ -29,7 +43,17 @@ async def read_body(request: Request, limit: int) -> bytes:
         body += piece
         if len(body) > limit:
             raise too_large
+    request.state.is_large = len(body) >= _LARGE
     return bytes(body)
+
+
+async def apart(request: Request, work: Callable[[], T]) -> T:
+    """What `work` makes of a request's body. A thread does it for a large one: between two steps of Python code the
+    event loop goes on. All share one thread, since they would not get on faster beside each other."""
+    if not request.state.is_large:
+        return work()
+    gateway: Gateway = request.state.gateway
+    return await asyncio.get_running_loop().run_in_executor(gateway.reader, work)
 
 
 def media_type(request: Request, *accepted: str) -> str:
@@ -43,17 +67,42 @@ def media_type(request: Request, *accepted: str) -> str:
 
 
 def json_body(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
-    """A FastAPI dependency: the request's JSON body as `model`.
-
-    Straight from bytes to model: invalid UTF-8, lone surrogates and too deep nesting end as validation errors.
-    """
+    """A FastAPI dependency: the request's JSON body as `model`."""
 
     async def read(request: Request) -> Model:
         media_type(request, JSON)
         gateway: Gateway = request.state.gateway
-        return model.model_validate_json(await read_body(request, gateway.settings.max_body_bytes))
+        body = await read_body(request, gateway.settings.max_body_bytes)
+        return await apart(request, lambda: parsed(model, body))
 
     return read
+
+
+def parsed(model: type[Model], body: bytes) -> Model:
+    """JSON as `model`. Invalid UTF-8, lone surrogates and too deep nesting are no JSON. Raises InvalidRequest, and
+    ValidationError."""
+    _check_counts(body)
+    try:
+        value = from_json(body)
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    return model.model_validate(value)
+
+
+def _check_counts(body: bytes) -> None:
+    """Raises InvalidRequest for more values than a body may have, before there is an object for each."""
+    if _exceeds(body):
+        outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]  # of strings
+        if _exceeds(b"".join(outside)):
+            raise InvalidRequest(
+                f"the body has more than {MAX_CONTAINERS} objects and arrays, or {MAX_MEMBERS} members of objects: "
+                "send fewer",
+                code="too_many_values",
+            )
+
+
+def _exceeds(text: bytes) -> bool:
+    return text.count(b"{") + text.count(b"[") > MAX_CONTAINERS or text.count(b":") > MAX_MEMBERS
 
 
 def described(model: type[BaseModel], *media_types: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from octavo.terms.positions import Position
 from octavo_gateway.auth import Caller, CurrentCaller
 from octavo_gateway.door import Entry, KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError
-from octavo_gateway.http.body import JSON, MSGPACK, described, media_type, read_body
+from octavo_gateway.http.body import JSON, MSGPACK, apart, described, media_type, parsed, read_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
 from octavo_gateway.jobs.owned import OwnJob, check_id, check_owner, not_found
 from octavo_gateway.state import Gateway
@@ -35,7 +35,7 @@ Place = Annotated[str, StringConstraints(pattern=r"^\d{1,15}(-[01]|\.[0-9a-f]{8}
 async def _job_request(request: Request) -> JobRequest:
     kind = media_type(request, JSON, MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
     body = await read_body(request, request.state.gateway.settings.max_body_bytes)
-    return JobRequest.model_validate_json(body) if kind == JSON else wire.decode_request(body)
+    return await apart(request, lambda: parsed(JobRequest, body) if kind == JSON else wire.decode_request(body))
 
 
 @router.post("", status_code=202, openapi_extra=described(JobRequest, JSON, MSGPACK))

@@ -15,7 +15,7 @@ from octavo.dialects.openai.requests import CompletionRequest
 from octavo.terms.messages import Chunk
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.door import KeyHeader, Repeatable
-from octavo_gateway.http.body import described, json_body
+from octavo_gateway.http.body import apart, described, json_body
 from octavo_gateway.openai.endpoint import answered, streamed
 from octavo_gateway.openai.frames import Frames
 from octavo_gateway.openai.generation import Generation
@@ -31,8 +31,8 @@ async def completions(
     idempotency_key: KeyHeader = None,
 ) -> Response:
     """Continue one prompt or several, at once or as a stream. Choice `i * n + j` is sequence j of prompt i."""
-    repeatable = Repeatable.of(idempotency_key, body)
-    generation = Generation(request.state.gateway, body.jobs(), tenant, body.grammar_field, repeatable)
+    jobs, repeatable = await apart(request, lambda: (body.jobs(), Repeatable.of(idempotency_key, body)))
+    generation = Generation(request.state.gateway, jobs, tenant, body.grammar_field, repeatable)
     await generation.submit(request)
     if body.stream:
         return await streamed(request, generation, CompletionStream(generation, body), body)

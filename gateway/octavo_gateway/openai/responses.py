@@ -18,11 +18,13 @@ from octavo.dialects.openai.responses.requests import ResponseRequest
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.door import Entry, KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError
-from octavo_gateway.http.body import described, json_body
+from octavo_gateway.http.body import apart, described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected, unless_draining
 from octavo_gateway.openai.stored import UNREAD, StoredResponse, conversation, find, referred
 from octavo_gateway.openai.telling import Timed, check, tied, told, write
 from octavo_gateway.state import Gateway
+
+_MANY_ITEMS = 64  # of earlier responses: then they are as much work as a large body
 
 STOPPING_S = 5.0
 """How long a cancellation is waited for: a worker stops within a step or two."""
@@ -39,16 +41,20 @@ async def create(
 ) -> Response:
     """Answer at once, as a stream of events, or in the background: `202` and the response, which is queued."""
     gateway: Gateway = request.state.gateway
-    record = body.record(await _items(gateway, body, tenant), int(time.time()))
-    repeatable = Repeatable.of(idempotency_key, body)
+    items = await _items(request, body, tenant)
+    request.state.is_large |= len(items) > _MANY_ITEMS
+    record = await apart(request, lambda: body.record(items, int(time.time())))
+    asked, attachment, repeatable = await apart(
+        request, lambda: (body.job(record), record.attachment(), Repeatable.of(idempotency_key, body))
+    )
     (job,) = await gateway.door.enter(
         Entry(
-            [body.job(record)],
+            [asked],
             tenant,
             grammar_field="text.format",
             tool_schema="tools.{}.parameters",
             repeatable=repeatable,
-            attachment=record.encode() if body.is_stored else b"",
+            attachment=attachment,
             follow=body.stream or not body.background,
         ),
         request,
@@ -73,13 +79,16 @@ async def _first_record(gateway: Gateway, job: AsyncJob, record: Record, tenant:
     return record.model_copy(update={"created_at": int(info.created_at)})
 
 
-async def _items(gateway: Gateway, body: ResponseRequest, tenant: str) -> list[Item]:
+async def _items(request: Request, body: ResponseRequest, tenant: str) -> list[Item]:
     """Input of a response: the conversation so far, and the new items. Raises InvalidRequest."""
-    earlier = await conversation(gateway.client, body.previous_response_id, tenant)
-    named = [] if isinstance(body.input, str) else [item.id for item in body.input if item.type == "item_reference"]
-    found = {name: await referred(gateway.client, name, earlier, tenant) for name in named if name}
-    known = {item["id"] for item in earlier}
-    items = [*earlier, *(item for item in stored(body.input, found.__getitem__) if item["id"] not in known)]
+    client = request.state.gateway.client
+    earlier = await conversation(client, body.previous_response_id, tenant)
+    known = {item["id"]: item for item in earlier}
+    given = () if isinstance(body.input, str) else body.input
+    names = dict.fromkeys(item.id for item in given if item.type == "item_reference" and item.id)
+    found = await referred(client, names, known, tenant)
+    new = await apart(request, lambda: stored(body.input, found.__getitem__))
+    items = [*earlier, *(item for item in new if item["id"] not in known)]
     check_outputs(items)
     return items
 

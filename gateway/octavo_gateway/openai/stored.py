@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from octavo.dialects.openai.responses.record import Record, job_of, job_of_item,
 from octavo.terms.errors import InvalidRequest, JobNotFound, MalformedMessage
 from octavo.terms.models import JobInfo
 from octavo_gateway.errors import ApiError
+
+_MOST_REFERRED = 256
 
 UNREAD = 1 << 62
 """More events than there are: a log read for its final response tells none of them."""
@@ -64,21 +67,34 @@ async def conversation(client: AsyncClient, previous: str | None, tenant: str) -
     return [*found.record.items, *answer["output"]]
 
 
-async def referred(client: AsyncClient, item_id: str, earlier: list[Item], tenant: str) -> Item:
-    """An item of this conversation, or one that another response put out. Raises InvalidRequest."""
-    for item in earlier:
-        if item["id"] == item_id:
-            return item
+async def referred(
+    client: AsyncClient, names: Iterable[str], earlier: Mapping[str, Item], tenant: str
+) -> dict[str, Item]:
+    """Items of this conversation, or that other responses put out, by their ids. Raises InvalidRequest."""
+    found: dict[str, Item] = {}
+    outputs: dict[str, dict[str, Item]] = {}  # by the job
+    for name in names:
+        job_id = job_of_item(name)
+        if name not in earlier and job_id not in outputs:
+            if len(outputs) >= _MOST_REFERRED:
+                message = f"input refers to items of more than {_MOST_REFERRED} responses: send the items themselves"
+                raise InvalidRequest(message, code="too_many_references", param="input")
+            outputs[job_id] = await _output(client, job_id, tenant)
+        item = earlier.get(name) or outputs[job_id].get(name)
+        if item is None:
+            message = f"no item {name[:60]!r}: its response was not stored, was deleted, has expired or goes on"
+            raise InvalidRequest(message, code="item_not_found", param="input")
+        found[name] = item
+    return found
+
+
+async def _output(client: AsyncClient, job_id: str, tenant: str) -> dict[str, Item]:
+    """What a response has put out, by id; nothing for one that is not there."""
     try:
-        found = await _of_job(client, job_of_item(item_id), tenant)
-        output = (await found.now(client))["output"]
+        found = await _of_job(client, job_id, tenant)
+        return {item["id"]: dict(item) for item in (await found.now(client))["output"]}
     except (JobNotFound, MalformedMessage):
-        output = []
-    for item in output:
-        if item["id"] == item_id:
-            return dict(item)
-    message = f"no item {item_id[:60]!r}: its response was not stored, was deleted, has expired or goes on"
-    raise InvalidRequest(message, code="item_not_found", param="input")
+        return {}
 
 
 async def _of_job(client: AsyncClient, job_id: str, tenant: str) -> StoredResponse:

@@ -20,7 +20,7 @@ from octavo.terms.messages import JobStatus
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.door import Entry, KeyHeader, Repeatable
 from octavo_gateway.errors import of_job
-from octavo_gateway.http.body import described, json_body
+from octavo_gateway.http.body import apart, described, json_body
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
 from octavo_gateway.openai.frames import DONE
 from octavo_gateway.state import Gateway
@@ -46,14 +46,15 @@ async def answer(
 ) -> Response:
     """Answer a chat as a UI message stream. The answer goes on if the client leaves; `GET` resumes it."""
     gateway: Gateway = request.state.gateway
-    completion = body.completion()
+    completion, repeatable = await apart(request, lambda: (body.completion(), Repeatable.of(idempotency_key, body)))
+    jobs = await apart(request, completion.jobs)
     record = ChatRecord.of(completion)
     (handle,) = await gateway.door.enter(
         Entry(
-            completion.jobs(),
+            jobs,
             tenant,
             grammar_field=completion.grammar_field,
-            repeatable=Repeatable.of(idempotency_key, body),
+            repeatable=repeatable,
             attachment=record.encode(),
         ),
         request,

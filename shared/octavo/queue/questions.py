@@ -27,6 +27,7 @@ QUESTIONS_KEPT = 128
 _ANSWER_S = 3.0  # workers answer between two steps
 _TOKENIZER_ANSWER_S = (1.0, 2.0, 4.0)  # a worker may die with a question: another one gets it then
 _QUESTION_TTL_S = 10
+_LARGE_ANSWER = 256 * 1024  # bytes
 _ASKING = 16  # at a time: each holds a connection
 
 
@@ -72,7 +73,8 @@ class Questions:
                 found = await self._ask(self._keys.questions(model), data, question.answer_id, patience)
             if found is None:
                 continue
-            answer = wire.decode_answer(found)
+            is_large = len(found) > _LARGE_ANSWER  # the event loop may go on before and after it
+            answer = await asyncio.to_thread(wire.decode_answer, found) if is_large else wire.decode_answer(found)
             if answer.error is not None:
                 raise InvalidRequest(answer.error.message, code=answer.error.code, param=answer.error.param)
             return answer

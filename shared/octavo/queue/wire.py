@@ -35,6 +35,7 @@ MAX_DEPTH = 12
 MAX_BYTES = 64 << 20  # a result with log-probabilities is the largest message there is
 MAX_ITEMS = 1 << 22
 MAX_STRING_BYTES = 1 << 20
+MAX_CONTAINERS = 65_536  # maps and arrays of a request: each costs a hundred times its bytes
 _READ_LIMITS: dict[str, Any] = {
     "raw": False,
     "strict_map_key": True,
@@ -44,6 +45,7 @@ _READ_LIMITS: dict[str, Any] = {
     "max_bin_len": MAX_STRING_BYTES,
     "max_ext_len": 0,
 }
+_PLAIN = {int, float, str, bytes, bool, type(None)}
 _ENTRIES: dict[str, type[Chunk] | type[Terminal]] = {"c": Chunk, "e": Terminal}
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -62,7 +64,7 @@ def encode_request(request: JobRequest) -> bytes:
 
 def decode_request(data: bytes) -> JobRequest:
     """Raises MalformedMessage."""
-    fields = _map(_decode("job", data))
+    fields = _map(_decode("job", data, MAX_CONTAINERS))
     sampling = fields.get("sampling")
     if isinstance(sampling, dict) and "logit_bias" in sampling:
         try:
@@ -264,20 +266,20 @@ def _encode(kind: str, *fields: Any) -> bytes:
     return _ENCODER.encode((VERSION, kind, *fields))
 
 
-def _decode(kind: str, data: bytes) -> list[Any]:
-    found, fields = _open(data)
+def _decode(kind: str, data: bytes, most_containers: int | None = None) -> list[Any]:
+    found, fields = _open(data, most_containers)
     if found != kind:
         raise MalformedMessage(f"expected a message of kind {kind!r}, got {found!r}")
     return fields
 
 
-def _open(data: bytes) -> tuple[str, list[Any]]:
+def _open(data: bytes, most_containers: int | None = None) -> tuple[str, list[Any]]:
     if not isinstance(data, bytes):
         raise MalformedMessage(f"expected bytes, got {type(data).__name__}")
     if len(data) > MAX_BYTES:
         raise MalformedMessage(f"message of {len(data)} bytes exceeds the limit of {MAX_BYTES}")
     try:
-        message = msgpack.unpackb(data, **_READ_LIMITS)
+        message = msgpack.unpackb(data, **_READ_LIMITS, **_counted(most_containers))
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"not a message of this protocol: {error}") from error
     if not isinstance(message, list) or len(message) < 2 or not isinstance(message[1], str):
@@ -287,6 +289,20 @@ def _open(data: bytes) -> tuple[str, list[Any]]:
     if message[0] != VERSION:
         raise MalformedMessage(f"message version {str(message[0])[:20]} is not {VERSION}: upgrade the older side")
     return message[1], message[2:]
+
+
+def _counted(most: int | None) -> dict[str, Any]:
+    """Options that end the reading of a message with more maps and arrays, before there is an object for each."""
+    if most is None:
+        return {}
+    left = iter(range(most))
+
+    def count(container: Any) -> Any:
+        if next(left, None) is None:
+            raise ValueError(f"more than {most} maps and arrays")
+        return container
+
+    return {"list_hook": count, "object_hook": count}
 
 
 def _checked(fields: list[Any], kind: type[T]) -> T:
@@ -309,7 +325,10 @@ def _check_shape(message: dict[str, Any]) -> None:
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for container in level:
-            for item in container.values() if isinstance(container, dict) else container:
+            items = container.values() if isinstance(container, dict) else container
+            if _PLAIN.issuperset(map(type, items)):
+                continue
+            for item in items:
                 if isinstance(item, (list, dict)):
                     below.append(item)
                 elif isinstance(item, (msgpack.Timestamp, msgpack.ExtType)):

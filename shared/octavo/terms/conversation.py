@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
-from octavo.terms.fields import Frozen
+from octavo.terms.fields import Requested, at_most
 from octavo.terms.tools import ToolCall
 
 Role = Literal["system", "user", "assistant", "tool", "developer"]
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
 _DEEPEST = 4
+_MOST = 32
+_MOST_VALUES = 65_536
 
 
-class Message(Frozen):
+class Message(Requested):
     """One turn of a conversation, rendered by the model's chat template on the worker.
 
     `content` may be a list of text parts, which are joined. Only an assistant that called tools may have said nothing.
@@ -67,8 +77,12 @@ def _checked(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:
     if reserved := next((name for name in arguments if name in _RESERVED), None):
         raise ValueError(f"{reserved} is given to every template: it cannot be an argument")
     level: list[Any] = [arguments]
+    values = 0
     for _ in range(_DEEPEST):
         level = [item for value in level for item in _members(value)]
+        values += len(level)
+    if values > _MOST_VALUES:
+        raise ValueError(f"arguments of a template have {_MOST_VALUES} values in all at most")
     if level:
         raise ValueError(f"arguments of a template are nested {_DEEPEST - 1} levels deep at most")
     return arguments
@@ -82,7 +96,8 @@ def _members(value: Any) -> list[Any]:
 
 TemplateArguments = Annotated[
     dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], JsonValue],
-    Field(max_length=32),
+    Field(max_length=_MOST),
+    BeforeValidator(at_most(_MOST)),
     AfterValidator(_checked),
 ]
 """Variables for the chat template, such as `enable_thinking`."""

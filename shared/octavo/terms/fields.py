@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 MAX_BODY_BYTES = 1 << 20
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 300
 MAX_TOP_LOGPROBS = 20
 MAX_SEQUENCES = 64
+MAX_MEMBERS = 256  # of an object with named fields: far more than any has
+MAX_METADATA = 16
 MAX_PINS = 64  # of a model: every worker reports on all of them in each heartbeat
 
 Priority = Literal["high", "normal", "batch"]
@@ -26,7 +29,47 @@ MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 IdempotencyKey = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
 
+def at_most(members: int) -> Callable[[Any], Any]:
+    """A validator that refuses a larger object before its members are looked at: each could be an error of its own."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > members:
+            raise ValueError(f"{len(value)} members, of which {members} are allowed: send fewer")
+        return value
+
+    return check
+
+
+few_members = at_most(MAX_MEMBERS)
+"""For objects with named fields."""
+
+
+def _as_number(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 11 else key
+
+
+LogitBias = Annotated[
+    dict[Annotated[TokenId, BeforeValidator(_as_number)], Annotated[float, Field(ge=-100.0, le=100.0)]],
+    Field(max_length=MAX_LOGIT_BIAS),
+    BeforeValidator(at_most(MAX_LOGIT_BIAS)),
+]
+"""By token id; JSON has the names of members as text."""
+
+Metadata = Annotated[
+    dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA), BeforeValidator(at_most(MAX_METADATA))
+]
+
+
 class Frozen(BaseModel):
     """An immutable message that refuses fields it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Requested(Frozen):
+    """A part of a request. Each unknown name is an error, so an object of very many is refused as a whole."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_members(cls, value: Any) -> Any:
+        return few_members(value)

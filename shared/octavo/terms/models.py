@@ -12,7 +12,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from octavo.terms.conversation import Message, TemplateArguments
-from octavo.terms.fields import Frozen, MetadataKey, MetadataValue, ModelName, Priority, TokenIds
+from octavo.terms.fields import Frozen, Metadata, ModelName, Priority, Requested, TokenIds, few_members
 from octavo.terms.messages import (
     AnswerFormat,
     Chunk,
@@ -35,7 +35,7 @@ def _checked(grammar: Grammar) -> Grammar:
     return grammar
 
 
-class JobRequest(Frozen):
+class JobRequest(Requested):
     """One generation job: exactly one of `prompt` (text or token ids) and `messages`.
 
     `timeout_s` bounds the whole job, `queue_timeout_s` the wait for a worker; a job past either ends as `expired`. The
@@ -52,7 +52,9 @@ class JobRequest(Frozen):
     prompt: str | TokenIds | None = None
     messages: Annotated[tuple[Message, ...], Field(fail_fast=True)] | None = None
     sampling: SamplingParams = SamplingParams()
-    grammar: Annotated[Grammar, BeforeValidator(as_grammar), AfterValidator(_checked)] | None = None
+    grammar: (
+        Annotated[Grammar, BeforeValidator(as_grammar), BeforeValidator(few_members), AfterValidator(_checked)] | None
+    ) = None
     tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
@@ -62,7 +64,7 @@ class JobRequest(Frozen):
     add_special_tokens: bool = True
     timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
     queue_timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
-    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
+    metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_kind_of_prompt(self) -> Self:

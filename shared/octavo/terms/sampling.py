@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
 from octavo.terms.fields import (
-    MAX_LOGIT_BIAS,
     MAX_SEQUENCES,
     MAX_STOP_STRINGS,
     MAX_TOP_LOGPROBS,
-    Frozen,
+    LogitBias,
+    Requested,
     StopString,
-    TokenId,
     TokenIds,
 )
 
 
-class SamplingParams(Frozen):
+class SamplingParams(Requested):
     """How tokens are chosen and when a sequence ends.
 
     `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0`, `top_p=1` and
@@ -49,9 +48,7 @@ class SamplingParams(Frozen):
     repetition_penalty: float = Field(1.0, gt=0.0, le=10.0)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
-        default_factory=dict, max_length=MAX_LOGIT_BIAS
-    )
+    logit_bias: LogitBias = Field(default_factory=dict)
     stop: tuple[StopString, ...] = Field((), max_length=MAX_STOP_STRINGS, fail_fast=True)
     stop_token_ids: TokenIds = Field((), max_length=MAX_STOP_STRINGS)
     include_stop_str_in_output: bool = False

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import StringConstraints, model_validator
 
-from octavo.terms.fields import Frozen
+from octavo.terms.fields import Requested
 
 MAX_TOOLS = 128
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
@@ -16,7 +16,7 @@ _DEEPEST = 64
 NO_PARAMETERS = '{"type": "object", "properties": {}}'
 
 
-class Tool(Frozen):
+class Tool(Requested):
     """A function that the model may call. `parameters` is the JSON schema of its arguments, as text: a schema may be
     nested deeper than a message. OpenAI's shape (`{"type": "function", "function": {...}}`) is taken as well.
 
@@ -45,7 +45,7 @@ class Tool(Frozen):
         return as_object(self.parameters) or {}
 
 
-class ToolCall(Frozen):
+class ToolCall(Requested):
     """A call that the model made in an earlier turn. `arguments` are its own text, mostly a JSON object. OpenAI's shape
     is taken as well."""
 
@@ -62,7 +62,7 @@ class ToolCall(Frozen):
         return given
 
 
-class ToolChoice(Frozen):
+class ToolChoice(Requested):
     """The model's choice to call tools: as it likes (`auto`), not at all (`none`), at least once (`required`), or the
     one called `name` (then `mode` is `required`). OpenAI's spellings are taken as well."""
 

@@ -10,6 +10,7 @@ from octavo.dialects.anthropic.content import MessageParam, Text, text_of
 from octavo.dialects.openai.fields import Body, JsonObject, Word
 from octavo.dialects.openai.requests import ChatCompletionRequest
 from octavo.terms.fields import MAX_STOP_STRINGS, ModelName
+from octavo.terms.tools import MAX_TOOLS
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -63,7 +64,7 @@ class PromptBody(Body):
     model: ModelName
     messages: Annotated[tuple[MessageParam, ...], Field(min_length=1, fail_fast=True)]
     system: Text | None = None
-    tools: tuple[Tool, ...] = ()
+    tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] = ()
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 

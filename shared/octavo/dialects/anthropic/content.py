@@ -42,7 +42,7 @@ class ToolUseBlock(Block):
 class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | tuple[TextBlock, ...] = ""
+    content: str | Annotated[tuple[TextBlock, ...], Field(fail_fast=True)] = ""
     is_error: bool = False
 
 

@@ -13,9 +13,11 @@ from pydantic import (
     StringConstraints,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from octavo.terms.conversation import TemplateArguments
+from octavo.terms.fields import few_members
 
 _NOT_NULL = (
     "n",
@@ -65,6 +67,11 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     __pydantic_extra__: dict[str, None]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_members(cls, value: Any) -> Any:
+        return few_members(value)
 
     @field_validator(*_NOT_NULL, mode="before", check_fields=False)
     @classmethod

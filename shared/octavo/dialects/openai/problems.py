@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +13,8 @@ from octavo.dialects.openai.fields import REFUSED
 from octavo.terms.errors import InvalidRequest
 
 _TAG = re.compile(r"Input tag '.*'(?= found using)", re.DOTALL)
+_MOST_ERRORS = 64  # that are compared: a field may have as many as a body has bytes
+_MOST_WORDS = 500  # characters of a message: it may repeat what was sent
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:
@@ -24,7 +27,7 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     first = _most_specific(errors)
     path = _path(first["loc"])
     param = ".".join(path) or None
-    kind, message = first["type"], first["msg"].removeprefix("Value error, ")
+    kind, message = first["type"], _cut(first["msg"].removeprefix("Value error, "))
     if kind == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {message}", code="invalid_json")
     if kind == "missing":
@@ -43,9 +46,13 @@ def _most_specific(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     # A field that takes several forms reports what is wrong with each. Meant is one of the right type, or the deepest.
     # A list that stops at its first bad item is too short as well: that is no error of its own.
     field = errors[0]["loc"][:1]
-    of_field = [error for error in errors if error["loc"][:1] == field]
+    of_field = list(islice((error for error in errors if error["loc"][:1] == field), _MOST_ERRORS))
     causes = [error for error in of_field if not any(_is_inside(other["loc"], error["loc"]) for other in of_field)]
     return max(causes, key=lambda error: (not error["type"].endswith("_type"), len(error["loc"])))
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= _MOST_WORDS else f"{message[:_MOST_WORDS]} ..."
 
 
 def _is_inside(loc: Sequence[str | int], outer: Sequence[str | int]) -> bool:

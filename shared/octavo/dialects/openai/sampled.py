@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from octavo.dialects.openai.fields import Body
-from octavo.terms.fields import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, ModelName, Priority, StopString, TokenId, TokenIds
+from octavo.terms.fields import MAX_STOP_STRINGS, LogitBias, Metadata, ModelName, Priority, StopString, TokenIds
 from octavo.terms.models import JobRequest
 from octavo.terms.sampling import SamplingParams
 
@@ -24,20 +24,12 @@ class SampledBody(Body):
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
-        None, max_length=MAX_LOGIT_BIAS
-    )
+    logit_bias: LogitBias | None = None
     stop: StopString | Annotated[tuple[StopString, ...], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = (
         None
     )
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    metadata: (
-        Annotated[
-            dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
 
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0.0, le=1.0)

@@ -33,7 +33,7 @@ class UiMessage(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     role: Literal["system", "user", "assistant"]
-    parts: tuple[UiPart, ...]
+    parts: Annotated[tuple[UiPart, ...], Field(fail_fast=True)]
 
 
 class UiChatRequest(BaseModel):
@@ -42,7 +42,7 @@ class UiChatRequest(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     id: ChatId
-    messages: Annotated[tuple[UiMessage, ...], Field(min_length=1)]
+    messages: Annotated[tuple[UiMessage, ...], Field(min_length=1, fail_fast=True)]
     trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
     messageId: str | None = None
 

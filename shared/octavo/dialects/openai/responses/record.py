@@ -29,6 +29,10 @@ class Record(BaseModel):
         """True if the record is kept with the job."""
         return self.fields["store"] is True
 
+    def attachment(self) -> bytes:
+        """What its job is given: nothing of a response that is not stored. Raises InvalidRequest."""
+        return self.encode() if self.is_stored else b""
+
     def encode(self) -> bytes:
         """Raises InvalidRequest for more than can be attached to a job."""
         data = self.model_dump_json().encode()

@@ -61,7 +61,12 @@ class ResponseRequest(SampledBody):
     stream_options: StreamOptions | None = None
     background: bool | None = None
     store: bool | None = None
-    include: tuple[Literal["message.output_text.logprobs", "reasoning.encrypted_content"], ...] | None = None
+    include: (
+        Annotated[
+            tuple[Literal["message.output_text.logprobs", "reasoning.encrypted_content"], ...], Field(fail_fast=True)
+        ]
+        | None
+    ) = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     text: TextOptions | None = None
     tools: Tools | None = None
