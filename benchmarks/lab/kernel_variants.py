@@ -38,6 +38,7 @@ VARIANTS: dict[str, dict[str, Change]] = {
     "without row": {"_row_takes": lambda *_: False},
     "without held": {"_is_held": lambda *_: False},
     "without ring": {"RING_ROWS": 0, "RING_LARGE": 1 << 62},
+    "held for ring": {"RING_ROWS": 0, "RING_LARGE": 1 << 62, "HELD_SMALL": 1 << 62},
     "without wide gates": {"_gate": lambda *_: None},
     "without wide plain": {"_plain": lambda *_: None},
     "without cuBLASLt": {"LT_ROWS": 0},
@@ -63,13 +64,13 @@ def chosen_otherwise(names: dict[str, Change]) -> Iterator[None]:
         choice.choose.cache_clear()
 
 
-def seconds_of(options: ModelOptions, runs: int) -> dict[int, float]:
+def seconds_of(options: ModelOptions, sequences: list[int], runs: int) -> dict[int, float]:
     bench = EngineBench(load_runner(options), options, temperature=1.0)
     took = {}
-    for sequences in SEQUENCES:
-        work = work_of(sequences)
+    for count in sequences:
+        work = work_of(count)
         bench.run([Work(w.prompt, 8) for w in work], priority=BATCH)
-        took[sequences] = min(bench.run(work, priority=BATCH).seconds for _ in range(runs))
+        took[count] = min(bench.run(work, priority=BATCH).seconds for _ in range(runs))
     return took
 
 
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="variants beside `all`")
+    parser.add_argument("--sequences", nargs="*", type=int, default=list(SEQUENCES))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     variants = {
@@ -90,17 +92,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write_shape(args.model, Path(folder))
         options = ModelOptions(
-            model=str(path), load_format="dummy", max_model_len=1024, max_running=max(SEQUENCES), device="cuda"
+            model=str(path), load_format="dummy", max_model_len=1024, max_running=max(args.sequences), device="cuda"
         )
         for _ in range(args.turns):
             for name, changes in variants.items():
                 with chosen_otherwise(changes):
-                    seconds[name].append(seconds_of(options, args.runs))
+                    seconds[name].append(seconds_of(options, args.sequences, args.runs))
                 gc.unfreeze()
                 gc.collect()
                 torch.cuda.empty_cache()
     rows: list[dict[str, Any]] = []
-    for sequences in SEQUENCES:
+    for sequences in args.sequences:
         whole = median([turn[sequences] for turn in seconds["all"]])
         for name, turns in seconds.items():
             took = median([turn[sequences] for turn in turns])

@@ -23,7 +23,6 @@
 namespace octavo {
 namespace {
 
-constexpr int kWarpgroup = 128;   // threads
 constexpr int kRows = 64;         // of one consumer
 constexpr int kLoaders = 2 * 32;  // threads that bring queries
 template <int D>
@@ -159,7 +158,7 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
       const bool wanted = part < L::kParts && position < t.item.context && position > lowest - box;
       const int block = wanted ? a.tables[t.item.sequence * a.table_stride + (position >> shift)] : 0;
       const int boxes = __popc(__ballot_sync(~0u, wanted));
-      barrier_wait(ring.empty_now(), ring.parity ^ 1);
+      ring.await_empty();
       if (lane == 0) barrier_expect(ring.full_now(), boxes * box * L::kRowBytes);
       __syncwarp();
       if (wanted)
@@ -404,7 +403,7 @@ struct Consumer {
   __device__ void step(int token) {
     const int2 range = record_pair(record() + kMaskedOf + 8 * warpgroup());
     const bool masked = token >= range.x || token < range.y;
-    if (!keys_there) barrier_wait(rings.keys.full_now(), rings.keys.parity);
+    if (!keys_there) rings.keys.await_full();
     take_turn();
     float s[kKeys / 2], p[kKeys / 2];
     score(s);
@@ -421,7 +420,7 @@ struct Consumer {
     // Weights are never negative, so this waits for what is not there. ptxas, which cannot know, keeps the softmax
     // before the end of the products instead of after it; where there is little to multiply that costs more.
     if (D < 128 ? !values_there : !(values_there && sum[0] + sum[1] >= 0.0f))
-      barrier_wait(rings.values.full_now(), rings.values.parity);
+      rings.values.await_full();
     weighed();
     release(done);
     pack_weights(p);
@@ -440,7 +439,7 @@ struct Consumer {
     begin_rows(s);
     soften(s, p);
     pack_weights(p);
-    if (!values_there) barrier_wait(rings.values.full_now(), rings.values.parity);
+    if (!values_there) rings.values.await_full();
     if (token + kKeys > keys.z) clear(keys.w - token, keys.z - token);
     for (token -= kKeys; token >= record_word(record() + kKeysOf); token -= kKeys) step(token);
     const int4 again = record_words(record() + kKeysOf);
@@ -452,7 +451,7 @@ struct Consumer {
     if (!Work<D>(a).has(0)) return;
     float s[kKeys / 2];
     barrier_wait(rings.queries.full, 0);
-    barrier_wait(rings.keys.full_now(), rings.keys.parity);
+    rings.keys.await_full();
     score(s);
     products_wait<0>(s);
     for (bool more = true; more; ++item) {
@@ -464,7 +463,7 @@ struct Consumer {
       ++item;
       if (more) {
         barrier_wait(rings.queries.full + 8 * queries_stage(), queries_parity());
-        if (!keys_there) barrier_wait(rings.keys.full_now(), rings.keys.parity);
+        if (!keys_there) rings.keys.await_full();
       }
       take_turn();
       score(s);  // after the last item: of stale data, and unused
@@ -523,14 +522,8 @@ __global__ void __launch_bounds__(threads<D>, 1)
   const uint32_t shared = shared_address(memory);
   const Rings<D> rings(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < L::kQueryStages; ++i) {
-      barrier_init(rings.queries.full + 8 * i, kLoaders);
-      barrier_init(rings.queries.empty + 8 * i, 4 * consumers<D>);
-    }
-    for (int i = 0; i < L::kStages; ++i) {
-      barrier_init(rings.keys.full + 8 * i, 1), barrier_init(rings.keys.empty + 8 * i, 4 * consumers<D>);
-      barrier_init(rings.values.full + 8 * i, 1), barrier_init(rings.values.empty + 8 * i, 4 * consumers<D>);
-    }
+    rings.queries.init(kLoaders, 4 * consumers<D>);
+    rings.keys.init(1, 4 * consumers<D>), rings.values.init(1, 4 * consumers<D>);
     fence_bulk();
   }
   __syncthreads();

@@ -17,7 +17,6 @@
 namespace octavo {
 namespace {
 
-constexpr int kWarpgroup = 128;                      // threads
 constexpr int kConsumers = 2;                        // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup, kConsumerWarps = kConsumers * kWarpgroup / 32;
 constexpr int kRows = 64;                            // of one consumer
@@ -108,7 +107,7 @@ struct TileLoader {
     const int slice = lane % kSlices, part = lane / kSlices % L::kParts;
     const uint32_t mine = tiles + (part * kKeys + slice * kSlice) * kColumns * 2;
     auto bring_none = [&] {
-      barrier_wait(ring.empty_now(), ring.parity ^ 1);
+      ring.await_empty();
       if (lane == 0) barrier_arrive_once(ring.full_now());
       ring.advance();
     };
@@ -123,7 +122,7 @@ struct TileLoader {
         for (int i = 0; i < kTiles; ++i) {
           const int place = (i % kPerLane * kSlices + slice) * kLanes + i / kPerLane;  // of the slice in the chunk
           const int from = __shfl_sync(~0u, of_block, place), token = place * kSlice & (a.cache.block_size - 1);
-          barrier_wait(ring.empty_now(), ring.parity ^ 1);
+          ring.await_empty();
           if (lane == 0) barrier_expect(ring.full_now(), L::kTileBytes);
           __syncwarp();
           if (lane < boxes)
@@ -468,13 +467,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t shared = shared_address(block_memory());
   const Rings<D> rings(shared);
   if (threadIdx.x == 0) {
-    for (int consumer = 0; consumer < kConsumers; ++consumer)
-      for (int i = 0; i < kQueryStages; ++i) {
-        const BufferRing queries = Rings<D>(shared, consumer).queries;
-        barrier_init(queries.full + 8 * i, 32), barrier_init(queries.empty + 8 * i, 4);
-      }
-    for (int i = 0; i < kStages; ++i)
-      barrier_init(rings.tiles.full + 8 * i, 2), barrier_init(rings.tiles.empty + 8 * i, 4 * kConsumers);
+    for (int consumer = 0; consumer < kConsumers; ++consumer) Rings<D>(shared, consumer).queries.init(32, 4);
+    rings.tiles.init(2, 4 * kConsumers);
     fence_bulk();
   }
   // The fold waits for every warp of every tile. Not the thread above, which has enough to do.

@@ -80,9 +80,7 @@ struct Block {
   __device__ int stage_at(int stage) const { return S::kRing + stage * S::kStageBytes; }
 
   __device__ void init_barriers() const {
-    const BufferRing all = ring();
-    for (int i = 0; i < S::kStages; ++i)
-      barrier_init(all.full + 8 * i, 1), barrier_init(all.empty + 8 * i, kConsumers * 4);
+    ring().init(1, kConsumers * 4);
     fence_bulk();
   }
 
@@ -112,7 +110,7 @@ struct Block {
     for (int i = 0; i < early; ++i, to.advance()) bring_x(maps, i, i);
     if (early < S::kStages) return;
     for (int i = early; i < bricks; ++i, to.advance()) {
-      barrier_wait(to.empty_now(), to.parity ^ 1);
+      to.await_empty();
       bring_weights(maps, i, to.stage), bring_x(maps, i, to.stage);
     }
   }
@@ -124,7 +122,7 @@ struct Block {
     const bool has_zeros = !is_float(S::kKind) && a.matrix.zeros != nullptr;
     BufferRing from = ring();
     for (int i = 0; i < bricks; ++i, from.advance()) {
-      barrier_wait(from.full_now(), from.parity);
+      from.await_full();
       const char* stage = memory + stage_at(from.stage);
       const uint32_t x = uniform((base + stage_at(from.stage)) / 16);
       const uint4* codes = reinterpret_cast<const uint4*>(stage + S::kCodesAt + warp * kBrickBytes) + lane;

@@ -4,10 +4,9 @@
 // The weight's rows are the 64 rows of a tensor core instruction, from registers, and x's are its columns, from shared memory:
 // of each stage, 64 of the depth, a warp turns the codes of a strip (codes.cuh) into numbers while the products of the stage
 // before are under way. Those are rounded to the type of x, as in dequantise.cu, so that one chain of instructions adds up all
-// of the depth. As in linear_wide.cu a warp copies and warpgroups multiply; blocks come in pairs, which share their rows of x:
-// each copies half of those and the copy engine hands it to both. A block goes on to its next tile, whose first stages arrive
-// while the results of one are stored. Gated, a warp has eight rows of a gate's strip and the eight of the other half that they
-// multiply, so that both factors of a result are one thread's.
+// of the depth. Pairs of blocks (pair_tiles.cuh) share their rows of x. A block goes on to its next tile, whose first stages
+// arrive while the results of one are stored. Gated, a warp has eight rows of a gate's strip and the eight of the other half
+// that they multiply, so that both factors of a result are one thread's.
 //
 // Of few and deep columns pairs of a cluster share the depth. Each then adds up a part of the results, in the pairs' order,
 // and such blocks have one tile.
@@ -17,16 +16,13 @@
 
 #include "coded/rounded.cuh"
 #include "coded/strips.cuh"
-#include "device/buffer_ring.cuh"
-#include "device/cluster.cuh"
+#include "device/pair_tiles.cuh"
 #include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
 
 namespace octavo {
 namespace {
 
-constexpr int kPair = 2;  // blocks with the same rows of x
-constexpr int kBand = 8;  // tiles side by side along x's rows: the L2 keeps them
 constexpr int kStageSteps = kDepth / kStepDepth;
 constexpr int kStripsEach = 4;  // of a warpgroup
 constexpr int kRoom = 226 * 1024;  // of a multiprocessor's shared memory: all of it, so that no two blocks are on one
@@ -99,8 +95,7 @@ struct Block {
   __device__ int pairs_apart() const { return gridDim.x / (kPair * grid.cluster); }
 
   __device__ void init_barriers() const {
-    for (int i = 0; i < S::kStages; ++i)
-      barrier_init(ring.full + 8 * i, 1), barrier_init(ring.empty + 8 * i, kPair * 4 * S::kConsumers);
+    ring.init(1, kPair * 4 * S::kConsumers);
     fence_barriers();
   }
 
@@ -108,15 +103,14 @@ struct Block {
     int token, strip;  // the latter of each half
   };
   __device__ Tile tile(int pair) const {
-    const int of_band = kBand * grid.along_weight, band = pair / of_band, in_band = pair % of_band;
-    const int deep = min(kBand, grid.along_x - band * kBand);
-    return {(band * kBand + in_band % deep) * grid.tokens, (in_band / deep * kPair + across) * grid.strips};
+    const TilePlace at = tile_place(pair, grid.along_x, grid.along_weight);
+    return {at.along_x * grid.tokens, (at.along_weight * kPair + across) * grid.strips};
   }
 
-  // One thread's: what comes into this block of a stage, the x that both blocks bring included.
-  __device__ void expect(int stage) const {
+  // What comes into this block of a stage, the x that both blocks bring included.
+  __device__ int stage_bytes() const {
     const int zeros = a.matrix.zeros ? S::kScales : 0;
-    barrier_expect(ring.full + 8 * stage, grid.tokens * kRowBytes + S::kStrips * (S::kCodeBytes + S::kScales * 4 + zeros));
+    return grid.tokens * kRowBytes + S::kStrips * (S::kCodeBytes + S::kScales * 4 + zeros);
   }
   __device__ void bring_weights(const CodedMaps& maps, const Tile& to, int i, int stage) const {
     const uint32_t barrier = ring.full + 8 * stage, shared = base + weights_at(stage);
@@ -131,35 +125,7 @@ struct Block {
     copy_rows(x_at(stage) + from * kRowBytes, maps.x, (begin + i) * kDepth, to.token + from, ring.full + 8 * stage,
               uint16_t(3 << (rank - across)));
   }
-  // The first weights are on their way before the previous kernel has ended.
-  __device__ void load(const CodedMaps& maps) {
-    const int early = min(S::kStages, count);
-    const Tile first = tile(first_pair());
-    for (int i = 0; i < early; ++i) expect(i), bring_weights(maps, first, i, i);
-    wait_for_previous_kernel();
-    launch_next_kernel();
-    for (int i = 0; i < early; ++i) bring_x(maps, first, i, i), ring.advance();
-    for (int pair = first_pair(), i = early; pair < grid.pairs(); pair += pairs_apart(), i = 0) {
-      const Tile to = tile(pair);
-      for (; i < count; ++i) {
-        barrier_wait(ring.empty_now(), ring.parity ^ 1);
-        expect(ring.stage);
-        bring_weights(maps, to, i, ring.stage), bring_x(maps, to, i, ring.stage);
-        ring.advance();
-      }
-    }
-    drain();
-  }
-  // Not before the other block has let go of all of this one's stages: an arrival at a block that has ended is a fault. See
-  // linear_wide.cu.
-  __device__ void drain() {
-    for (int i = 0; i < S::kStages; ++i) barrier_wait(ring.empty_now(), ring.parity ^ 1), ring.advance();
-  }
-
-  // Both blocks of a pair copy into both blocks' stages.
-  __device__ void release(int stage) const {
-    if (lane < kPair) arrive_at(ring.empty + 8 * stage, rank - across + lane);
-  }
+  __device__ void release(int stage) const { leave_stage(ring, stage, lane, rank - across); }
 
   // Codes of this lane in a stage, in the order of their steps.
   __device__ void read_codes(const char* stage, uint32_t (&words)[S::kCodeWords]) const {
@@ -180,7 +146,7 @@ struct Block {
 
   // The weight's part of the stage that comes next.
   __device__ void prepare(Held& held) const {
-    barrier_wait(ring.full_now(), ring.parity);
+    ring.await_full();
     const char* stage = memory + weights_at(ring.stage);
     // Where a thread's two rows of the tile are, of all scales in a stage.
     const int low = a.gated ? warp / 2 * S::kScales + warp % 2 * 8 + lane / 4 : warp * S::kScales + lane / 4;
@@ -436,7 +402,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     block.compute();
   } else {
     give_registers<S::kKept>();
-    if (threadIdx.x == 0) block.load(maps);
+    if (threadIdx.x == 0) bring_tiles(block, maps, block.count);
     __syncwarp();
     if (grid.cluster > 1) cluster_meet(), cluster_meet();
   }

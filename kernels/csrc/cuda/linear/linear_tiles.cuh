@@ -1,6 +1,7 @@
 // The common part of products of whole tiles of 64 rows, on Hopper.
 #pragma once
 
+#include "device/buffer_ring.cuh"
 #include "device/tensor_map.cuh"
 #include "device/wgmma.cuh"
 #include "linear/args.h"
@@ -10,7 +11,6 @@ namespace octavo {
 constexpr int kDepth = 64;  // of a stage: a row of 128 bytes in shared memory, its 16-byte units swizzled by the copy
 constexpr int kRowBytes = kDepth * 2;
 constexpr int kRows = 64;  // of x, for a warpgroup
-constexpr int kWarpgroup = 128;
 
 // A row-major matrix of 16-bit elements, in boxes of `box` rows.
 inline bool describe_matrix(CUtensorMap& map, const void* data, int64_t rows, int64_t depth, int64_t stride, int box) {

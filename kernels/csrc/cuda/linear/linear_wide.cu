@@ -1,22 +1,17 @@
 // Products of dozens of rows or more, on Hopper (sm_90a): out = x weight^T, with bias and residual, or
 // activation(x gate^T) * (x up^T).
 //
-// As in linear_uniform.cu a warp copies and warpgroups multiply 64 rows of x each. Blocks come in pairs, which share their
-// weights or their rows of x: each copies half of those and the copy engine hands it to both. A block goes on to its next tile,
-// whose first stages arrive while the results of one are stored. Gate and up rows lie in shared memory by turns, eight of
-// each, so that both factors of a result are one thread's.
+// Warpgroups multiply 64 rows of x each. Pairs of blocks (pair_tiles.cuh) share their weights or their rows of x. A block goes
+// on to its next tile, whose first stages arrive while the results of one are stored. Gate and up rows lie in shared memory by
+// turns, eight of each, so that both factors of a result are one thread's.
 #include <algorithm>
 
-#include "device/buffer_ring.cuh"
-#include "device/cluster.cuh"
+#include "device/pair_tiles.cuh"
 #include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
 
 namespace octavo {
 namespace {
-
-constexpr int kPair = 2;  // blocks of a cluster
-constexpr int kBand = 8;  // pairs of tiles side by side along the rows: the L2 keeps their x
 
 enum class Ending { plain, gated };
 
@@ -39,6 +34,10 @@ struct Shape {
 struct Grid {
   int rows, columns, stages, height;
   __host__ __device__ int pairs() const { return rows * columns; }
+};
+
+struct Maps {
+  CUtensorMap x, weights;
 };
 
 #if OCTAVO_WGMMA
@@ -74,8 +73,7 @@ struct Block {
   __device__ int pairs_apart() const { return gridDim.x / kPair; }
 
   __device__ void init_barriers() const {
-    for (int i = 0; i < S::kStages; ++i)
-      barrier_init(ring.full + 8 * i, 1), barrier_init(ring.empty + 8 * i, kPair * 4 * S::kConsumers);
+    ring.init(1, kPair * 4 * S::kConsumers);
     fence_barriers();
   }
 
@@ -83,58 +81,23 @@ struct Block {
     int row, column;
   };
   __device__ Tile tile(int pair) const {
-    const int of_band = kBand * grid.columns, band = pair / of_band, in_band = pair % of_band;
-    const int deep = min(kBand, grid.rows - band * kBand);
-    return {((band * kBand + in_band % deep) * S::kHigh + down) * grid.height,
-            (in_band / deep * S::kWide + across) * S::kColumns};
+    const TilePlace at = tile_place(pair, grid.rows, grid.columns);
+    return {(at.along_x * S::kHigh + down) * grid.height, (at.along_weight * S::kWide + across) * S::kColumns};
   }
 
   // Bytes that both blocks bring of a stage, and this block's share.
   __device__ int stage_bytes() const { return (grid.height + S::kColumns) * kRowBytes; }
-  __device__ void bring_x(const CUtensorMap& x, const Tile& to, int at, int stage) const {
+  __device__ void bring_x(const Maps& maps, const Tile& to, int at, int stage) const {
     const int from = across * (grid.height / S::kWide);
-    copy_rows(x_at(stage) + from * kRowBytes, x, at * kDepth, to.row + from, ring.full + 8 * stage, with_x());
+    copy_rows(x_at(stage) + from * kRowBytes, maps.x, at * kDepth, to.row + from, ring.full + 8 * stage, with_x());
   }
-  __device__ void bring_weights(const CUtensorMap& weights, const Tile& to, int at, int stage) const {
+  __device__ void bring_weights(const Maps& maps, const Tile& to, int at, int stage) const {
     const int from = down * S::kWeightsShare, row = to.column + from;
     const uint32_t shared = weights_at(stage) + from * kRowBytes, barrier = ring.full + 8 * stage;
-    if constexpr (ending == Ending::gated) copy_halves(shared, weights, at * kDepth, row / 16, barrier, with_weights());
-    else copy_rows(shared, weights, at * kDepth, row, barrier, with_weights());
+    if constexpr (ending == Ending::gated) copy_halves(shared, maps.weights, at * kDepth, row / 16, barrier, with_weights());
+    else copy_rows(shared, maps.weights, at * kDepth, row, barrier, with_weights());
   }
-  // The first weights are on their way before the previous kernel has ended.
-  __device__ void load(const CUtensorMap& x, const CUtensorMap& weights) {
-    const int early = min(S::kStages, grid.stages);
-    const Tile first = tile(first_pair());
-    for (int i = 0; i < early; ++i) {
-      barrier_expect(ring.full + 8 * i, stage_bytes());
-      bring_weights(weights, first, i, i);
-    }
-    wait_for_previous_kernel();
-    launch_next_kernel();
-    for (int i = 0; i < early; ++i) bring_x(x, first, i, i), ring.advance();
-    for (int pair = first_pair(), i = early; pair < grid.pairs(); pair += pairs_apart(), i = 0) {
-      const Tile to = tile(pair);
-      for (; i < grid.stages; ++i) {
-        barrier_wait(ring.empty_now(), ring.parity ^ 1);
-        barrier_expect(ring.full_now(), stage_bytes());
-        bring_weights(weights, to, i, ring.stage), bring_x(x, to, i, ring.stage);
-        ring.advance();
-      }
-    }
-    drain();
-  }
-  // Not before the other block has let go of all of this one's stages: an arrival at a block that has ended is a fault
-  // ("cluster target block not present"). It may overtake a barrier of the cluster that does not release. What the other block
-  // copies here has come, as all of it has been multiplied.
-  __device__ void drain() {
-    for (int i = 0; i < S::kStages; ++i) barrier_wait(ring.empty_now(), ring.parity ^ 1), ring.advance();
-  }
-
-  // Both blocks copy into both blocks' stages.
-  __device__ void release(int stage) const {
-    const int lane = threadIdx.x % 32;
-    if (lane < kPair) arrive_at(ring.empty + 8 * stage, lane);
-  }
+  __device__ void release(int stage) const { leave_stage(ring, stage, threadIdx.x % 32); }
   __device__ void compute() {
     const int consumer = uniform(threadIdx.x / kWarpgroup) - 1;
     // The second one lags by a stage, and so multiplies on while the first stores.
@@ -145,7 +108,7 @@ struct Block {
       for (float& sum : sums) sum = 0.0f;
       int previous = 0;
       for (int i = 0; i < grid.stages; ++i) {
-        barrier_wait(ring.full_now(), ring.parity);
+        ring.await_full();
         const uint32_t rows = uniform((x_at(ring.stage) + consumer * kRows * kRowBytes) / 16);
         const uint32_t columns = uniform(weights_at(ring.stage) / 16);
         products_begin();
@@ -233,8 +196,7 @@ struct Block {
 
 template <class T, class S, Ending ending>
 __global__ void __launch_bounds__(S::kThreads, 1)
-    linear_wide_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ CUtensorMap x,
-                       const __grid_constant__ CUtensorMap weights, const Grid grid) {
+    linear_wide_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Maps maps, const Grid grid) {
 #if OCTAVO_WGMMA
   extern __shared__ char memory[];
   Block<T, S, ending> block(a, grid, (shared_address(memory) + S::kRing - 1) & ~(S::kRing - 1u));
@@ -246,7 +208,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     block.compute();
   } else {
     if constexpr (S::kConsumers == 2) give_registers<40>();
-    if (threadIdx.x == 0) block.load(x, weights);
+    if (threadIdx.x == 0) bring_tiles(block, maps, grid.stages);
   }
 #endif
 }
@@ -270,15 +232,15 @@ int pairs_at_once(const Device& device) { return device.multiprocessors / kPair;
 
 template <class T, class S, Ending ending>
 cudaError_t launch(const LinearArgs& a, const Device& device, cudaStream_t stream) {
-  CUtensorMap x, weights;
+  Maps maps;
   constexpr int box = S::kWeightsShare;
   const bool described = ending == Ending::gated
-                             ? describe_halves(weights, a, box)
-                             : describe_matrix(weights, a.weight, a.columns, a.depth, a.weight_stride, box);
+                             ? describe_halves(maps.weights, a, box)
+                             : describe_matrix(maps.weights, a.weight, a.columns, a.depth, a.weight_stride, box);
   const Grid grid = grid_of<S>(a);
-  if (!described || !describe_matrix(x, a.x, a.rows, a.depth, a.x_stride, grid.height / S::kWide)) return cudaErrorNotSupported;
+  if (!described || !describe_matrix(maps.x, a.x, a.rows, a.depth, a.x_stride, grid.height / S::kWide)) return cudaErrorNotSupported;
   const Launch how{dim3(kPair * std::min(grid.pairs(), pairs_at_once(device))), S::kThreads, S::kBytes, kPair};
-  return launch_after(linear_wide_kernel<T, S, ending>, how, stream, a, x, weights, grid);
+  return launch_after(linear_wide_kernel<T, S, ending>, how, stream, a, maps, grid);
 }
 
 // With the tile that is asked for, which is one of these.

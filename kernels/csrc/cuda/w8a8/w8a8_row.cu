@@ -1,50 +1,34 @@
 // Products of one row, which becomes codes on the way, with codes of eight bits: without tensor cores, for the decode step of a
 // single sequence.
 //
-// As linear_row.cu: every warp is on its own, with some rows of the weight, a ring of copies of them that it fills (from
-// before the previous kernel has ended: weights are never written) and drains itself, and it adds up whole rows. Only x is
-// the block's. Every block normalises and quantises it for itself, which takes less time than a launch. Sums of integers are
-// exact; those of floats are added up in an order that depends on the depth alone.
+// row_of_weights.cuh says how weights flow. Every block normalises and quantises x for itself, which takes less time than a
+// launch. Sums of integers are exact; those of floats are added up in an order that depends on the depth alone.
 //
 // Of a piece in blocks each lane holds the scale of one group, and has the product with x's ready when the piece comes. What
 // a lane adds up of sixteen codes, which are of one group, is multiplied by it and added in float32: as in `wide`, but for the
 // order, and for the bits that tensor cores drop within a group. So results are not those of `wide` to the bit.
-#include <algorithm>
-
 #include "cache/args.h"
 #include "cache/cells.cuh"
-#include "linear/norm.cuh"
+#include "linear/row_norm.cuh"
+#include "linear/row_of_weights.cuh"
 #include "w8a8/w8a8.cuh"
 
 namespace octavo {
 namespace {
 
-constexpr int kWarps = 16, kThreads = kWarps * 32;
 constexpr int kVector = 16;                // codes of 16 bytes
 constexpr int kStride = 4 * 32 * kVector;  // of the depth, what a warp multiplies at once: four vectors a lane
 constexpr int kPiece = 4096;               // of a row, what a copy brings
-constexpr int kMostSlots = 16;             // of a warp's ring
-constexpr int kBatch = 8;                  // rows whose lanes' sums are added up together
-constexpr int kPitch = 33;                 // numbers between them, against bank conflicts
 constexpr int kElements = 8;               // of x, in 16 bytes
 constexpr int kAtOnce = 4;                 // vectors of x that a thread holds
-constexpr int kMostDepth = kAtOnce * kThreads * kElements, kMostNormed = 32 * 32 * kElements;
-
-// How a launch goes about it. A unit is a row of the weight or, gated, two; a piece, of a row, what a slot holds.
-struct Cut {
-  int units, piece, slots;
-};
+constexpr int kMostDepth = kAtOnce * kRowThreads * kElements, kMostNormed = 32 * 32 * kElements;
 
 // Shared memory: barriers, what warps have of the whole of x, the lanes' sums, x, in blocks its scales, the rings.
-constexpr int kSquaresAt = kWarps * kMostSlots * 8, kLargestAt = kSquaresAt + 32 * 4, kSumsAt = kLargestAt + 32 * 4;
-constexpr int kXAt = kSumsAt + (kWarps * kBatch * kPitch * 4 + 127) / 128 * 128;
+constexpr int kSquaresAt = kSlotBarriers, kLargestAt = kSquaresAt + 32 * 4, kXAt = kLargestAt + 32 * 4 + kLaneSums;
 __host__ __device__ inline int groups_of(int depth) { return (depth + kScaledDepth - 1) / kScaledDepth; }
 __host__ __device__ inline int scales_at(int depth) { return kXAt + (depth * 2 + 127) / 128 * 128; }
 __host__ __device__ inline int ring_at(int depth, bool in_blocks) {
   return scales_at(depth) + (in_blocks ? (groups_of(depth) * 4 + 127) / 128 * 128 : 0);
-}
-__host__ __device__ inline int bytes_of(const Cut& p, int depth, bool in_blocks) {
-  return ring_at(depth, in_blocks) + kWarps * p.slots * p.piece;
 }
 static_assert(kPiece <= 32 * kScaledDepth && kStride % kScaledDepth == 0);
 
@@ -118,70 +102,23 @@ struct Floats {
 };
 
 template <class T, class K>
-struct Warp {
+struct Warp : RowOfWeights<Warp<T, K>, W8A8RowArgs, char, typename K::C::Sum> {
   using Sum = typename K::C::Sum;
+  using Base = RowOfWeights<Warp<T, K>, W8A8RowArgs, char, Sum>;
+  using Base::a, Base::cut, Base::shared, Base::lane, Base::warp, Base::first, Base::last, Base::wait, Base::feed, Base::sums;
+  static constexpr int kSumsAt = kLargestAt + 32 * 4;
 
-  const W8A8RowArgs& a;
-  const Cut& cut;
-  char* shared;
-  uint32_t base;
-  int lane, warp;
-  int first, last;  // of the units
-  uint64_t policy;
-  // The next copy, and its slot; where the next piece is read.
-  int unit, at = 0, side = 0, write = 0;
-  int read = 0;
-  uint32_t parity = 0;
-
-  __device__ Warp(const W8A8RowArgs& args, const Cut& how, char* memory)
-      : a(args), cut(how), shared(memory), base(shared_address(memory)), lane(threadIdx.x % 32),
-        warp(__shfl_sync(~0u, threadIdx.x / 32, 0)), first(begin_of(0)), last(begin_of(1)), policy(read_once_policy()),
-        unit(first) {}
-
-  __device__ int begin_of(int next) const {
-    return int(int64_t(cut.units) * (blockIdx.x * kWarps + warp + next) / (gridDim.x * kWarps));
+  __device__ Warp(const W8A8RowArgs& args, const RowCut& how, char* memory) : Base(args, how, memory) {}
+  __device__ static int rings_at(const W8A8RowArgs& a) { return ring_at(a.depth, K::kInBlocks); }
+  __device__ static const char* weights(const W8A8RowArgs& a, int row) {
+    return static_cast<const char*>(a.weight.codes) + int64_t(row) * a.weight.stride;
   }
-  __device__ uint32_t full(int slot) const { return base + (warp * kMostSlots + slot) * 8; }
-  __device__ int slot_at(int slot) const { return ring_at(a.depth, K::kInBlocks) + (warp * cut.slots + slot) * cut.piece; }
-  __device__ Sum* sums() const { return reinterpret_cast<Sum*>(shared + kSumsAt) + warp * kBatch * kPitch; }
   __device__ char* x() const { return shared + kXAt; }
   __device__ float* x_scales() const { return reinterpret_cast<float*>(shared + scales_at(a.depth)); }
 
-  __device__ void begin() {
-    if (lane == 0) {
-      for (int i = 0; i < cut.slots; ++i) barrier_init(full(i), 1);
-      fence_bulk();
-    }
-    __syncwarp();
-    for (int i = 0; i < cut.slots; ++i) feed();
-  }
-  // Brings the next piece of this warp's weights into the slot that is free.
-  __device__ void feed() {
-    if (unit == last) return;
-    const int width = min(cut.piece, a.depth - at);
-    if (lane == 0) {
-      const char* from = static_cast<const char*>(a.weight.codes) + int64_t(unit + side * cut.units) * a.weight.stride + at;
-      barrier_expect(full(write), width);
-      copy_bulk(base + slot_at(write), from, width, full(write), policy);
-    }
-    if (++write == cut.slots) write = 0;
-    if (a.gated && side == 0) {
-      side = 1;
-    } else {
-      side = 0;
-      if ((at += width) == a.depth) at = 0, ++unit;
-    }
-  }
-  __device__ const uint4* wait() {
-    barrier_wait(full(read), parity);
-    const uint4* piece = reinterpret_cast<const uint4*>(shared + slot_at(read));
-    if (++read == cut.slots) read = 0, parity ^= 1;
-    return piece;
-  }
-
   // Puts the weights of the norm where x is going to be.
   __device__ void load_norm() const {
-    for (int v = threadIdx.x; a.norm && v < a.depth / kElements; v += kThreads)
+    for (int v = threadIdx.x; a.norm && v < a.depth / kElements; v += kRowThreads)
       reinterpret_cast<uint4*>(x())[v] = static_cast<const uint4*>(a.norm)[v];
   }
   // All threads: x into shared memory, with the arithmetic of w8a8_rows.cu in its order: a row's codes do not tell which
@@ -192,7 +129,7 @@ struct Warp {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       raw[i] = make_uint4(0, 0, 0, 0);
-      const int v = threadIdx.x + i * kThreads;
+      const int v = threadIdx.x + i * kRowThreads;
       if (v < vectors) raw[i] = __ldcg(static_cast<const uint4*>(a.x) + v);
     }
     if (a.norm) normalise(raw, vectors);
@@ -214,10 +151,10 @@ struct Warp {
     most = __reduce_max_sync(~0u, most);
     if (lane == 0) largest[warp] = most;
     __syncthreads();
-    const RowScale scale = row_scale<typename K::C>(__reduce_max_sync(~0u, largest[lane % kWarps]));
+    const RowScale scale = row_scale<typename K::C>(__reduce_max_sync(~0u, largest[lane % kRowWarps]));
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int v = threadIdx.x + i * kThreads;
+      const int v = threadIdx.x + i * kRowThreads;
       if (v >= vectors) break;
       store_codes(raw[i], v, scale.forth);
     }
@@ -231,7 +168,7 @@ struct Warp {
       float own[kElements];
       widen<T>(raw[i], own);
       const RowScale scale = row_scale<typename K::C>(lanes_max<lanes>(largest_of(own)));
-      const int v = threadIdx.x + i * kThreads;
+      const int v = threadIdx.x + i * kRowThreads;
       if (v >= vectors) continue;
       store_codes(raw[i], v, scale.forth);
       if (v % lanes == 0) x_scales()[v / lanes] = scale.back;
@@ -251,21 +188,12 @@ struct Warp {
     K::store(x(), a.depth, v, codes[0], codes[1]);
   }
   __device__ void normalise(uint4 (&raw)[kAtOnce], int vectors) const {
-    constexpr int most = kMostNormed / kElements / kThreads;
+    constexpr int most = kMostNormed / kElements / kRowThreads;
     float* squares = reinterpret_cast<float*>(shared + kSquaresAt);
+    const float inverse = inverse_of_row<T, kRowThreads, most>(raw, squares, vectors, a.depth, a.eps, lane, warp);
 #pragma unroll
     for (int i = 0; i < most; ++i) {
-      if ((warp + i * kWarps) * 32 >= vectors) break;
-      float own[kElements];
-      widen<T>(raw[i], own);
-      const float sum = warp_sum(sum_of_squares(own));
-      if (lane == 0) squares[warp + i * kWarps] = sum;
-    }
-    __syncthreads();
-    const float inverse = inverse_rms(warp_sum(lane * 32 < vectors ? squares[lane] : 0.0f), a.depth, a.eps);
-#pragma unroll
-    for (int i = 0; i < most; ++i) {
-      const int v = threadIdx.x + i * kThreads;
+      const int v = threadIdx.x + i * kRowThreads;
       if (v >= vectors) break;
       float own[kElements], factor[kElements];
       widen<T>(raw[i], own), widen<T>(reinterpret_cast<const uint4*>(x())[v], factor);
@@ -353,13 +281,7 @@ struct Warp {
   // Adds up the sums of the lanes for `rows` rows of a batch, and stores what is theirs, from column `begin` on.
   template <int kSides>
   __device__ void finish(int begin, int rows, float x_scale, const Addend& addend) const {
-    __syncwarp();
-    const Sum* from = sums() + lane / 4 * kPitch + lane % 4 * 8;
-    Sum sum = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum += from[i];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
+    const Sum sum = Base::total();
     const int row = lane / 4, column = begin + row / kSides, weight_row = column + row % kSides * cut.units;
     float y = K::whole(sum);
     if constexpr (!K::kInBlocks) y = scaled(y, x_scale, addend.scale);
@@ -415,7 +337,7 @@ struct Warp {
 
   template <int kSides>
   __device__ void run() {
-    begin();
+    Base::begin();
     const Scales<kSides> scales = weight_scales<kSides>(first, 0);
     load_norm();
     wait_for_previous_kernel();
@@ -428,8 +350,8 @@ struct Warp {
 #endif
 
 template <class T, bool integers, bool in_blocks>
-__global__ void __launch_bounds__(kThreads, 1)
-    w8a8_row_kernel(const __grid_constant__ W8A8RowArgs a, const __grid_constant__ Cut cut) {
+__global__ void __launch_bounds__(kRowThreads, 1)
+    w8a8_row_kernel(const __grid_constant__ W8A8RowArgs a, const __grid_constant__ RowCut cut) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(128) char shared[];
   Warp<T, std::conditional_t<integers, Integers, Floats<in_blocks>>> warp(a, cut, shared);
@@ -447,13 +369,11 @@ cudaError_t w8a8_row(const W8A8RowArgs& a, cudaStream_t stream) {
       !begins_aligned(a.weight.codes, a.weight.stride) || !begins_aligned(a.x, 0) || !begins_aligned(a.norm, 0) ||
       (a.norm && a.depth > kMostNormed))
     return cudaErrorInvalidValue;
-  Cut cut{a.gated ? a.columns / 2 : a.columns, std::min(kPiece, (a.depth + kStride - 1) / kStride * kStride), 0};
-  const int grid = std::min(device.multiprocessors, (cut.units + kWarps - 1) / kWarps);
-  const int own = (cut.units + grid * kWarps - 1) / (grid * kWarps) * (a.gated ? 2 : 1);
-  const int pieces = own * ((a.depth + cut.piece - 1) / cut.piece);
-  cut.slots = std::min({(device.shared_per_block - bytes_of(cut, a.depth, a.in_blocks)) / (kWarps * cut.piece), pieces, kMostSlots});
-  if (cut.slots < std::min(pieces, 2)) return cudaErrorNotSupported;
-  const Launch how{dim3(grid), kThreads, bytes_of(cut, a.depth, a.in_blocks)};
+  RowCut cut;
+  Launch how;
+  const int in_front = ring_at(a.depth, a.in_blocks);
+  const cudaError_t room = cut_row(cut, how, device, a.columns, a.gated, a.depth, kPiece, kStride, 1, in_front);
+  if (room != cudaSuccess) return room;
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     if (a.cells == Cells::i8 && !a.in_blocks) return launch_after(w8a8_row_kernel<T, true, false>, how, stream, a, cut);

@@ -2,8 +2,7 @@
 // residual, or activation(x gate^T) * (x up^T).
 //
 // The weight's rows are the 64 rows of a tensor core instruction, and x's are its columns: few of them leave nothing of it
-// empty. As in linear_wide.cu a warp copies and warpgroups multiply; blocks come in pairs, which share their rows of x: each
-// copies half of those and the copy engine hands it to both. A block goes on to its next tile, whose first stages arrive
+// empty. Pairs of blocks (pair_tiles.cuh) share their rows of x. A block goes on to its next tile, whose first stages arrive
 // while the results of one are stored. Gate and up rows lie in shared memory by turns, eight of each, so that both factors
 // of a result are one thread's.
 //
@@ -12,8 +11,7 @@
 // 3.3.2). Every result is one chain over the depth in its order: neither tiles nor the number of rows change a bit.
 #include <algorithm>
 
-#include "device/buffer_ring.cuh"
-#include "device/cluster.cuh"
+#include "device/pair_tiles.cuh"
 #include "device/tensor_map.cuh"
 #include "device/wgmma.cuh"
 #include "linear/linear.cuh"
@@ -22,13 +20,10 @@
 namespace octavo {
 namespace {
 
-constexpr int kWarpgroup = 128;
 constexpr int kWeights = 64;  // rows of the weight, for a warpgroup
 constexpr int kRowBytes = 128;  // of a stage: so much of the depth, its 16-byte units swizzled by the copy
 static_assert(kRowBytes == kScaledDepth);
 constexpr int kInner = 32;  // of the depth, what an instruction multiplies
-constexpr int kPair = 2;    // blocks of a cluster
-constexpr int kBand = 8;    // tiles side by side along x's rows: the L2 keeps them
 constexpr int kBarriers = 512, kAligning = 1024;  // bytes; what lies in front of the ring begins at a multiple of the latter
 constexpr int kMostStages = 32;
 
@@ -115,8 +110,7 @@ struct Block {
   __device__ int pairs_apart() const { return gridDim.x / kPair; }
 
   __device__ void init_barriers() const {
-    for (int i = 0; i < grid.ring; ++i)
-      barrier_init(ring.full + 8 * i, 1), barrier_init(ring.empty + 8 * i, kPair * 4 * S::kConsumers);
+    ring.init(1, kPair * 4 * S::kConsumers);
     fence_barriers();
   }
 
@@ -124,13 +118,12 @@ struct Block {
     int token, column;  // gated, columns count gate and up by turns
   };
   __device__ Tile tile(int pair) const {
-    const int of_band = kBand * grid.along_weight, band = pair / of_band, in_band = pair % of_band;
-    const int deep = min(kBand, grid.along_x - band * kBand);
-    return {(band * kBand + in_band % deep) * grid.tokens, (in_band / deep * kPair + rank) * grid.height};
+    const TilePlace at = tile_place(pair, grid.along_x, grid.along_weight);
+    return {at.along_x * grid.tokens, (at.along_weight * kPair + rank) * grid.height};
   }
 
   // This block's share of a stage: its weights, the x that both blocks bring, scales.
-  __device__ int bytes() const {
+  __device__ int stage_bytes() const {
     return (grid.height + grid.copied) * kRowBytes + (S::kInBlocks ? (S::kTokens + grid.height) * int(sizeof(float)) : 0);
   }
   __device__ void bring_weights(const Maps& maps, const Tile& to, int step, int stage) const {
@@ -151,38 +144,7 @@ struct Block {
       copy_rows(x_at(stage) + from * kRowBytes, maps.x, step * kRowBytes, to.token + from, barrier, 3);
     if constexpr (S::kInBlocks) copy_rows(base + scales_at(stage), maps.x_scales, to.token, step, barrier);
   }
-  // The first weights are on their way before the previous kernel has ended.
-  __device__ void load(const Maps& maps) {
-    const int early = min(grid.ring, grid.steps);
-    const Tile first = tile(first_pair());
-    for (int i = 0; i < early; ++i) {
-      barrier_expect(ring.full + 8 * i, bytes());
-      bring_weights(maps, first, i, i);
-    }
-    wait_for_previous_kernel();
-    launch_next_kernel();
-    for (int i = 0; i < early; ++i) bring_x(maps, first, i, i), ring.advance();
-    for (int pair = first_pair(), i = early; pair < grid.pairs(); pair += pairs_apart(), i = 0) {
-      const Tile to = tile(pair);
-      for (; i < grid.steps; ++i) {
-        barrier_wait(ring.empty_now(), ring.parity ^ 1);
-        barrier_expect(ring.full_now(), bytes());
-        bring_weights(maps, to, i, ring.stage), bring_x(maps, to, i, ring.stage);
-        ring.advance();
-      }
-    }
-    drain();
-  }
-  // Not before the other block has let go of all of this one's stages: an arrival at a block that has ended is a fault. See
-  // linear_wide.cu.
-  __device__ void drain() {
-    for (int i = 0; i < grid.ring; ++i) barrier_wait(ring.empty_now(), ring.parity ^ 1), ring.advance();
-  }
-
-  // Both blocks copy into both blocks' stages.
-  __device__ void release(int stage) const {
-    if (lane < kPair) arrive_at(ring.empty + 8 * stage, lane);
-  }
+  __device__ void release(int stage) const { leave_stage(ring, stage, lane); }
 
   // Begins what the stage that comes next adds to `sums`, or, `kFirst`, sets them to.
   template <bool kFirst>
@@ -205,7 +167,7 @@ struct Block {
   __device__ void multiply(int (&sums)[S::kChains][S::kChain / 2]) {
     int previous = 0;
     for (int i = 0; i < grid.steps; ++i) {
-      barrier_wait(ring.full_now(), ring.parity);
+      ring.await_full();
       products_begin();
 #pragma unroll
       for (int c = 0; c < S::kChains; ++c) begin<false>(c, sums[c]);
@@ -250,7 +212,7 @@ struct Block {
     else multiply_by_turns(sums);
   }
   __device__ int start(Part& part) {
-    barrier_wait(ring.full_now(), ring.parity);
+    ring.await_full();
     products_begin();
     begin<true>(0, part);
     products_commit();
@@ -278,7 +240,7 @@ struct Block {
   }
   __device__ void multiply_by_turns(float (&sums)[S::kChains][S::kChain / 2]) {
     for (int i = 0; i < grid.steps; ++i) {
-      barrier_wait(ring.full_now(), ring.parity);
+      ring.await_full();
 #pragma unroll
       for (int c = 0; c < S::kChains; ++c) {
         Part part;
@@ -471,7 +433,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident)
     block.compute();
   } else {
     if constexpr (S::kConsumers == 2) give_registers<40>();
-    if (threadIdx.x == 0) block.load(maps);
+    if (threadIdx.x == 0) bring_tiles(block, maps, grid.steps);
   }
 #endif
 }
