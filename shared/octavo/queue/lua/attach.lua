@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- Send a job's live entries to a subscriber as well. One that is one too many takes the place of the one that came first.
+-- Nothing changes for a user that may only read.
 -- KEYS    P
 -- ARGV    id subscriber
 -- Reply   tokens stored, -1 if there is no such job
@@ -7,7 +8,8 @@
 local id, subscriber = ARGV[1], ARGV[2]
 local status, stored, subscribers = read(id, 'st', 'n', 'gw')
 if not status then return -1 end
-if status == 'queued' or status == 'running' then
+local may_write = redis.acl_check_cmd('HSET', key('j', id), 'gw', subscriber)  -- a refusal would be logged
+if may_write and (status == 'queued' or status == 'running') then
   if not subscribers then
     call('HSET', key('j', id), 'gw', subscriber)
   elseif subscribers ~= subscriber then
