@@ -14,6 +14,7 @@ from waiting import STALL_S, eventually, until
 from octavo import AsyncClient, Client
 from octavo.client.handles import AsyncJob
 from octavo.queue.connection import connect_sync
+from octavo.queue.keys import Keys
 from octavo.queue.roles import ROLES, lacking
 from octavo.terms.errors import ServerUnavailable
 from octavo.terms.messages import JobStatus
@@ -24,6 +25,14 @@ FIELDS = {"model": MODEL, "ignore_eos": True, "seed": 1}
 RULES = {role.name: role.rule for role in ROLES}
 
 User = Callable[..., str]
+
+
+def refusals(connection: redis.Redis) -> list[tuple[bytes, bytes]]:
+    """What the server has written down since it was asked last: user and command, once for each time."""
+    rows = connection.execute_command("ACL", "LOG")
+    connection.execute_command("ACL", "LOG", "RESET")
+    fields = [dict(zip(row[::2], row[1::2], strict=True)) if isinstance(row, list) else row for row in rows]
+    return [(row[b"username"], row[b"object"]) for row in fields for _ in range(int(row[b"count"]))]
 
 
 @pytest.fixture
@@ -52,7 +61,10 @@ def test_a_rule_is_what_its_role_needs(user: User, role) -> None:
 
 
 @pytest.mark.parametrize("role", ["client", "gateway"])
-async def test_a_client_does_all_that_it_may(user: User, start_worker, redis_url: str, role: str) -> None:
+async def test_a_client_does_all_that_it_may(
+    user: User, start_worker, redis_url: str, redis_sync: redis.Redis, role: str
+) -> None:
+    refusals(redis_sync)
     start_worker(url=user("worker", RULES["worker"])).wait_ready()
     async with AsyncClient(user(role, RULES[role])) as client:
         job = await client.submit(PROMPT, max_tokens=20, idempotency_key="k", follow=True, **FIELDS)
@@ -80,6 +92,7 @@ async def test_a_client_does_all_that_it_may(user: User, start_worker, redis_url
         if role == "gateway":
             await client.reap()
             await client.check_writable()
+    assert refusals(redis_sync) == []
 
 
 async def pinned(client: AsyncClient) -> bool:
@@ -87,16 +100,29 @@ async def pinned(client: AsyncClient) -> bool:
     return any(outcome is not None and outcome.state == "pinned" for outcome in pin.workers.values())
 
 
-async def test_a_reader_follows_and_changes_nothing(user: User, start_worker, redis_url: str) -> None:
+@pytest.mark.parametrize("rule", ["now", "before"])
+async def test_a_reader_follows_and_changes_nothing(
+    user: User, start_worker, redis_url: str, redis_sync: redis.Redis, rule: str
+) -> None:
+    """The rule of before allows no script. A client with it is refused once, and not at every page that it reads."""
     start_worker("step_seconds=0.02").wait_ready()
-    url = user("reader", RULES["reader"])
+    url = user("reader", RULES["reader"], *(["-evalsha", "-script|load"] if rule == "before" else []))
+    refusals(redis_sync)
     async with AsyncClient(redis_url) as client, AsyncClient(url) as reader:
-        job = await client.submit(PROMPT, max_tokens=100, **FIELDS)
+        job = await client.submit(PROMPT, max_tokens=100, n=2, **FIELDS)
         async with asyncio.timeout(STALL_S):
-            tokens = [token async for event in reader.events(job.id) for token in event.token_ids]
-        assert tokens == expected(PROMPT, 100)
+            events = [event async for event in reader.events(job.id)]
+        for index in range(2):
+            ids = [token for event in events if event.index == index for token in event.token_ids]
+            assert len(ids) == 100
         assert (await reader.info(job.id)).status is JobStatus.COMPLETED
         assert len(await reader.workers()) == 1
+        for place in (7, events[0].position):
+            assert (await reader.page(job.id, place)).holds
+            assert [event async for event in reader.events(job.id, place)][-1].end is not None
+        assert (await reader.result(job.id)).status is JobStatus.COMPLETED
+        assert "gw" not in redis_sync.hkeys(Keys().job(job.id))
+        assert refusals(redis_sync) == ([(b"test-reader", b"evalsha")] if rule == "before" else [])
         for refused in (reader.submit(PROMPT, max_tokens=1, **FIELDS), reader.cancel(job.id)):
             with pytest.raises(ServerUnavailable, match="docs/protocol"):
                 await refused

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pytest
 from defect_list import ROOT, Defect, read_catchers, read_defects
 
 DEFECTS = read_defects()
@@ -61,10 +60,3 @@ def test_what_is_written_of_catchers_is_of_defects_and_tests_that_are_there() ->
 def test_the_quick_tier_catches_nine_in_ten() -> None:
     beyond = [defect.name for defect in CAUGHT.values() if defect.full]
     assert len(beyond) <= len(CAUGHT) / 10, "\n".join(beyond)
-
-
-@pytest.mark.full
-def test_each_defect_was_planted_and_its_catcher_is_written_down() -> None:
-    missing = sorted(f"{area}: {name}" for area, name in CAUGHT.keys() - CATCHERS.keys())
-    said = f"{len(missing)}: python tests/defects/run.py --quick --missing --write"
-    assert not missing, "\n".join([said, *missing])

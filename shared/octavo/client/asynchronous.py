@@ -240,7 +240,7 @@ class AsyncClient:
         """Where a job stands, and what is stored of it beyond an offset or a position. Raises JobNotFound."""
         place = Position.of(after)
         async with self._asking():
-            return await self._submissions.found(job_id, lambda: read_job_page(self._redis, self._cell, job_id, place))
+            return await self._submissions.found(job_id, lambda: read_job_page(self._redis, job_id, place))
 
     async def tail(self, job_id: str) -> tuple[JobInfo, Position]:
         """Where a job stands, and the position behind all that is stored of it. Raises JobNotFound."""

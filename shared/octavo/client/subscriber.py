@@ -27,7 +27,7 @@ from octavo.queue.connection import answered, is_denied, is_final
 from octavo.queue.jobs import as_status, damaged, locate, read_ended
 from octavo.queue.keys import JobHash
 from octavo.queue.order import FIELDS as ORDER_FIELDS
-from octavo.queue.order import Order, order_of
+from octavo.queue.order import Order, order_of, run_of
 from octavo.queue.protocol import Cell
 from octavo.queue.streams import PAGE, has_gap, in_order, page_query, parse_entries
 from octavo.terms.errors import JobNotFound, MalformedMessage
@@ -61,6 +61,7 @@ class Subscriber:
         self._readers: dict[str, list[Reader]] = {}
         self._expected: dict[str, Reader] = {}
         self._hearing = self._has_heard = self._closed = False
+        self._may_attach = True
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
@@ -167,9 +168,10 @@ class Subscriber:
     async def _holds(self, reader: Reader, order: Order) -> bool:
         """True if the stream goes on from the place that a reader has reached."""
         holds = order.holds(reader.place)
-        if holds is None:
-            return not reader.is_doubted or await run(self._commands, self._cell.holds_order(reader.job_id))
-        return holds
+        if holds is not None or not reader.is_doubted:
+            return holds is not False
+        async with answered():
+            return run_of(await self._commands.info("server")) == order.run
 
     async def _read(self, reader: Reader) -> tuple[bytes | None, list[Any], Order]:
         """The status of a job, the next page of its entries as they come, and the order that they have."""
@@ -187,11 +189,13 @@ class Subscriber:
 
     async def _attach(self, reader: Reader) -> bool:
         """True if there is such a job. A user that may only read hears of nothing: polls find new entries."""
-        try:
-            return await run(self._commands, self._cell.attach(reader.job_id, self.id)) is not None
-        except ResponseError as error:
-            if not is_denied(error):
-                raise
+        if self._may_attach:
+            try:
+                return await run(self._commands, self._cell.attach(reader.job_id, self.id)) is not None
+            except ResponseError as error:
+                if not is_denied(error):
+                    raise
+            self._may_attach = False  # the server writes down whatever it refuses: once is enough
         return await self._exists(reader)
 
     async def _exists(self, reader: Reader) -> bool:
@@ -218,7 +222,7 @@ class Subscriber:
 
     async def _detach(self, job_id: str) -> None:
         with suppress(RedisError, OSError):  # the server forgets subscribers that are gone by itself
-            if job_id not in self._readers:
+            if job_id not in self._readers and self._may_attach:
                 await run(self._commands, self._cell.detach(job_id, self.id))
 
     async def _listen(self) -> None:

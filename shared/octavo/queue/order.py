@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.queue.keys import JobHash
 from octavo.terms.positions import Position
@@ -22,11 +23,16 @@ _ENDS = re.compile(rb"(?:[0-9a-f]{8}:\d{1,15} ?)*")
 
 @dataclass(frozen=True)
 class Order:
-    """`stored` tokens are there. `ends` has, in their order, each epoch and the offset behind its last token."""
+    """`run` is the server's run that accepted a job with several sequences, None of any other job. `stored` tokens are
+    there. `ends` has, in their order, each epoch and the offset behind its last token."""
 
-    several: bool
-    stored: int
+    run: str | None = None
+    stored: int = 0
     ends: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def several(self) -> bool:
+        return self.run is not None
 
     def epoch_at(self, offset: int) -> str:
         """The epoch of the token before `offset`; "" if it is not known, as for workers of before."""
@@ -37,8 +43,7 @@ class Order:
         return ""
 
     def holds(self, position: Position) -> bool | None:
-        """True if a position means what it did when it was read. None: the job does not tell, only the server's run
-        may."""
+        """True if a position means what it did when it was read. None: only if the server's run is still `run`."""
         if position.offset == 0 or not self.several:
             return True
         if not position.epoch:
@@ -46,7 +51,7 @@ class Order:
         return position.offset <= self.stored and self.epoch_at(position.offset) == position.epoch
 
 
-ONE_SEQUENCE = Order(several=False, stored=0)
+ONE_SEQUENCE = Order()
 
 
 def order_of(values: Sequence[bytes | None]) -> Order:
@@ -57,4 +62,9 @@ def order_of(values: Sequence[bytes | None]) -> Order:
     whole = _ENDS.fullmatch(epochs or b"")
     parts = [part.partition(":") for part in whole[0].decode().split()] if whole else []
     ends = tuple((epoch, int(end)) for epoch, _, end in parts)
-    return Order(several=True, stored=int(stored) if stored and stored.isdigit() else 0, ends=ends)
+    return Order(run.decode(errors="replace"), int(stored) if stored and stored.isdigit() else 0, ends)
+
+
+def run_of(info: Any) -> str:
+    """The server's run, from its answer to `INFO server`."""
+    return str(info["run_id"])

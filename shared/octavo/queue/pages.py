@@ -10,8 +10,7 @@ import redis.asyncio
 
 from octavo.queue.calls import Command, Query, run_all
 from octavo.queue.jobs import damaged, info_query, locate, read_ended
-from octavo.queue.order import FIELDS, Order, order_of
-from octavo.queue.protocol import Cell
+from octavo.queue.order import FIELDS, Order, order_of, run_of
 from octavo.queue.streams import PAGE, has_gap, in_order, page_query, parse_entries
 from octavo.terms.models import Event, JobInfo
 from octavo.terms.positions import Position
@@ -28,16 +27,16 @@ class Page:
     holds: bool = True
 
 
-async def read_job_page(connection: redis.asyncio.Redis, cell: Cell, job_id: str, after: Position) -> Page:
+async def read_job_page(connection: redis.asyncio.Redis, job_id: str, after: Position) -> Page:
     """The events beyond a position. Raises JobNotFound."""
     entries_query = Query[Any](("XRANGE", *_range(job_id, after.offset)), lambda entries: entries)
     # The status is read first, so that an ended job shows its end.
     asked: list[Command[Any]] = [info_query(job_id), entries_query, _order_query(job_id)]
     if after.offset and not after.epoch:
-        asked.append(cell.holds_order(job_id))
-    info, entries, order, *whole = await run_all(connection, asked)
-    holds = all(whole) if (told := order.holds(after)) is None else told
-    if not holds:
+        asked.append(Query[str](("INFO", "server"), run_of))
+    info, entries, order, *run = await run_all(connection, asked)
+    holds = order.holds(after)
+    if holds is False or (holds is None and run != [order.run]):
         return Page(info, (), is_last=False, holds=False)
     events = parse_entries(entries, after.offset, order)
     has_end = bool(events) and events[-1].end is not None

@@ -231,10 +231,6 @@ class Cell:
         """Free what dead workers hold and end what is late. Call it about once a second."""
         return self._call("reap", parse=lambda reply: Reaped(int(reply[0]), _text(reply[1])))
 
-    def holds_order(self, job_id: str) -> Call[bool]:
-        """True if every offset into several sequences of a job means what it did, whichever claim wrote it."""
-        return self._call("order", job_id, parse=bool)
-
     def cancel(self, job_id: str, *, tenant: str = "") -> Call[JobStatus | None]:
         """The job's status now: CANCELLED at once if it was queued (for seconds after a restart of the server: QUEUED),
         RUNNING until its worker has stopped, unchanged if it had ended. None: no such job of `tenant`'s."""
@@ -246,7 +242,8 @@ class Cell:
         return self._call("erase", job_id, tenant, parse=_parse_status, of=tenant)
 
     def attach(self, job_id: str, subscriber_id: str) -> Call[int | None]:
-        """Publish the job's entries to a subscriber too. The tokens stored so far; None: no such job."""
+        """Publish the job's entries to a subscriber too, unless the user may only read. The tokens stored so far; None:
+        no such job."""
         return self._call("attach", job_id, subscriber_id, parse=lambda reply: None if int(reply) < 0 else int(reply))
 
     def detach(self, job_id: str, subscriber_id: str) -> Call[bool]:

@@ -44,16 +44,17 @@ class Role:
     @property
     def rule(self) -> str:
         """Its words after `ACL SETUSER <name>`, without a password."""
-        keys = "~" if self.scripts else "%R~"
+        keys = "~" if self.scripts else f"~{_KEYS.prefix} %R~"  # no key has this name, but scripts are called with it
         commands = " ".join("+" + name.lower().replace(" ", "|") for name in self.commands)
         return (
             f"on {keys}{_KEYS.prefix}* &{_KEYS.channel('*')} -@all +@connection -@dangerous +cluster|slots {commands}"
         )
 
 
-_OF_CLIENTS = ("attach", "cancel", "detach", "enqueue", "erase", "mend", "order")
+_OF_CLIENTS = ("attach", "cancel", "detach", "enqueue", "erase", "mend")
 ROLES = (
-    Role("reader", (), (*_READING, "XREAD")),  # other languages' clients follow with XREAD: docs/wire.md
+    # Clients of other languages follow with XREAD: docs/wire.md. Python's asks by a script whether it may do more.
+    Role("reader", (), (*_READING, "XREAD", "EVALSHA", "SCRIPT LOAD")),
     Role("client", _OF_CLIENTS, _READING + _ASKING + _TASKS),
     Role("gateway", (*_OF_CLIENTS, "probe", "reap"), _READING + _ASKING),
     Role(
@@ -103,10 +104,11 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def lacking(connection: redis.Redis) -> dict[str, list[str]]:
-    """By role, the commands that the user of this connection may not call. Tries each, on a key that counts for
-    nothing. Raises redis-py's errors if the server is lost."""
-    needed = {name for role in ROLES for name in role.commands} - {"SUBSCRIBE", "UNSUBSCRIBE"}
+def lacking(connection: redis.Redis, *names_of_roles: str) -> dict[str, list[str]]:
+    """By role, of these or of all, the commands that the user of this connection may not call. Tries each, on a key
+    that counts for nothing; the server notes what it refuses. Raises redis-py's errors if the server is lost."""
+    roles = [role for role in ROLES if role.name in (names_of_roles or (role.name,))]
+    needed = {name for role in roles for name in role.commands} - {"SUBSCRIBE", "UNSUBSCRIBE"}
     names = ["SET", *sorted(needed - {"SET", "EXPIRE", "DEL"}), "EXPIRE", "DEL"]
     pipeline = connection.pipeline(transaction=False)
     for name in names:
@@ -117,7 +119,7 @@ def lacking(connection: redis.Redis) -> dict[str, list[str]]:
     denied = {name for name, reply in zip(names, replies, strict=True) if _denies(reply)}
     if not _may_subscribe(connection):
         denied.add("SUBSCRIBE")
-    return {role.name: [name for name in role.commands if name in denied] for role in ROLES}
+    return {role.name: [name for name in role.commands if name in denied] for role in roles}
 
 
 def _denies(reply: Any) -> bool:

@@ -203,4 +203,4 @@ class Membership:
 
 def _lacking(url: str) -> list[str]:
     with connect_sync(url) as connection:
-        return lacking(connection)["worker"]
+        return lacking(connection, "worker")["worker"]

@@ -58,7 +58,8 @@ local function serve()
     end
     local hash = key('j', id)
     job.ep = string.format('%d', job.ep + 1)
-    call('HSET', hash, 'st', 'running', 'tok', token, 'wid', worker, 'ep', job.ep, 'sts', job.sts or NOW, 'dg', digest)
+    call('HSET', hash, 'st', 'running', 'tok', token, 'wid', worker, 'ep', job.ep, 'sts', job.sts or NOW, 'dg', digest,
+    'ls', lease_ms)
     local is_suspect = string.sub(lane, 1, 4) == 'solo'
     if is_suspect then
       call('HSET', hash, 'sus', 1)

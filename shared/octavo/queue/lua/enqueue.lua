@@ -7,16 +7,18 @@
 --         later version adds has a name.
 -- Reply   {'ok', id, created, time of acceptance in ms} | {'conflict', id} | {'unknown', model...} | {'full', what}
 --- @include clock
---- @include job
 --- @include counters
---- @include fair
+--- @include entering
 --- @include bell
 local new = cmsgpack.unpack(ARGV[1])
 local id, tenant, idem, model, class = new.id, new.tenant, new.idempotency_key, new.model, new.class
 local size = #new.body + #(new.attachment or '')
 local MOST_BYTES = 2097152  -- of one job
 
-if call('EXISTS', key('j', id)) == 1 then return {'ok', id, 1, tonumber(read(id, 'ct') or '') or NOW} end
+if call('EXISTS', key('j', id)) == 1 then
+  --- @include job
+  return {'ok', id, 1, tonumber(read(id, 'ct') or '') or NOW}
+end
 if idem then
   local known = call('GET', key('i', tenant, idem))
   if known then

@@ -23,7 +23,8 @@ local KINDS = {
 local NUMBER = {V = true, lf = true, seq = true}
 
 local last = key('mended')
-if call('TYPE', last).ok ~= 'none' and call('PTTL', last) > 0 then return 0 end
+local paused = call('TYPE', last).ok ~= 'none' and call('PTTL', last) or 0
+if paused > 0 and paused <= PAUSE_MS then return 0 end  -- more if the clock was set back
 call('SET', last, 1, 'PX', PAUSE_MS)
 
 local jobs, lanes, tenants, counters = {}, {}, {}, {}

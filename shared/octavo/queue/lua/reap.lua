@@ -13,7 +13,11 @@
 local LIMIT = 100
 local function due(set) return call('ZRANGEBYSCORE', key(set), '-inf', NOW, 'LIMIT', 0, LIMIT) end
 
-local until_when = grace()
+local until_when, seen_at = grace()
+if seen_at - NOW > 1000 then
+  --- @include set_back
+  set_back(seen_at - NOW, seen_at)
+end
 call('HSET', key('reaper'), 'run', RUN, 'at', NOW, 'grace', until_when)
 
 -- A worker's first lease that runs out shows its death. Those that it took later, or that the limit left out, follow.

@@ -39,7 +39,7 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   else
     call('EXPIRE', key('t', id), result_s)
   end
-  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg'}
+  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls'}
   if not redrivable then gone[#gone + 1] = 'body' end
   -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
   if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then gone[#gone + 1] = 'run' end

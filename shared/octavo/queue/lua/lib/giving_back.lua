@@ -20,7 +20,7 @@ end
 -- `kind` is 'resume' or 'solo', `at` the time from which the job may run.
 local function requeue(id, job, kind, at)
   local hash, lane = key('j', id), lane_of(kind, job.dg, job.n)
-  call('HDEL', hash, 'tok', 'pg')
+  call('HDEL', hash, 'tok', 'pg', 'ls')
   call('HSET', hash, 'st', 'queued', 'lane', lane)
   call('ZREM', key('L'), id)
   count(job.tn, 'running', -1)

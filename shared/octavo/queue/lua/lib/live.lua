@@ -1,4 +1,4 @@
---- @include subscribers
+--- @include keys
 -- Live entries are collected, and each subscriber gets its own in one message when the script is done.
 local told = {}  -- entries by the list of their job's subscribers
 
@@ -12,22 +12,16 @@ local function tell(id, subscribers, entry, payload)
   entries[#entries + 1] = {id, entry, payload}
 end
 
+-- Whether a subscriber hears it. A user that may not publish stores tokens all the same: its readers ask for them.
+local function is_heard(subscriber, message)
+  return redis.pcall('PUBLISH', key('n', subscriber), message) ~= 0
+end
+
 local function publish()
-  local outgoing = {}
-  for subscribers, entries in pairs(told) do
-    for subscriber in string.gmatch(subscribers, '%S+') do
-      local message = outgoing[subscriber] or {}
-      for i = 1, #entries do message[#message + 1] = entries[i] end
-      outgoing[subscriber] = message
-    end
-  end
-  for subscriber, message in pairs(outgoing) do
-    -- A user that may not publish stores tokens all the same: its readers ask for them.
-    if redis.pcall('PUBLISH', key('n', subscriber), cmsgpack.pack(message)) == 0 then
-      for _, entry in ipairs(message) do
-        local subscribers = call('HGET', key('j', entry[1]), 'gw')
-        if subscribers then set_subscribers(entry[1], without(subscribers, subscriber)) end
-      end
-    end
-  end
+  local subscribers, entries = next(told)
+  if not subscribers then return end
+  local is_one = not next(told, subscribers) and not string.find(subscribers, ' ', 1, true)
+  if is_one and is_heard(subscribers, cmsgpack.pack(entries)) then return end
+  --- @include audience
+  tell_all()
 end
