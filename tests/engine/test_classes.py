@@ -9,7 +9,7 @@ from engine_driver import Driver, assert_complete, expected_beams, make_request,
 from fake_runner import DelayedRunner, FakeRunner
 
 from octavo_worker.contract.messages import BATCH, HIGH, NORMAL, AddRequest, BeamOptions
-from octavo_worker.engine.scheduling.policy import FcfsPolicy
+from octavo_worker.engine.scheduling.policy import FcfsPolicy, PriorityPolicy
 from octavo_worker.memory.cost import PreemptionPolicy
 
 MODES = pytest.mark.parametrize("mode", ["swap", "recompute"])
@@ -266,3 +266,38 @@ def test_the_agent_hears_what_is_preempted_and_what_is_back():
     assert [output.preempted for output in outputs] == [["low"], [], [], []]
     assert [[back.id for back in output.resumed] for output in outputs] == [[], [], ["low"], []]
     driver.run()
+
+
+# first tokens
+
+
+def test_a_batch_is_left_out_of_every_other_step_that_computes_a_higher_prompt():
+    low = busy(2)
+    driver = running(Driver.create(200, 4, max_running=8, token_budget=16), *low)
+    high = make_request("high", prompt(60, 400), max_tokens=3, priority=HIGH)
+    driver.add(high)
+    said = []
+    while not driver.tokens["high", 0]:
+        said.append(sorted({token.id for token in driver.step().tokens}))
+    others = [request.id for request in low]
+    assert said == [[], others, [], sorted(["high", *others])]
+    driver.run()
+    assert_complete(driver, *low, high)
+
+
+def test_a_dialogue_is_in_every_step():
+    normal = busy(2, priority=NORMAL)
+    driver = running(Driver.create(200, 4, max_running=8, token_budget=16), *normal)
+    driver.add(make_request("high", prompt(60, 400), max_tokens=3, priority=HIGH))
+    for _ in range(3):
+        assert {token.id for token in driver.step().tokens} == {"low0", "low1"}
+    driver.run()
+
+
+def test_a_batch_goes_on_beside_a_prompt_that_finds_no_room():
+    driver = Driver.create(41, 4, scheduling=PriorityPolicy())
+    driver.add(make_request("keeps", prompt(100), max_tokens=40, priority=HIGH))
+    running(driver, make_request("low", prompt(8, 300), max_tokens=40, priority=BATCH))
+    driver.add(make_request("high", prompt(100, 500), max_tokens=2, priority=HIGH))
+    driver.run()
+    assert not driver.failed

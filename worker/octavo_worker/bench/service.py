@@ -67,6 +67,7 @@ class ServiceBench:
     """A running service with one model, and the connections of a client that has been there for a while."""
 
     def __init__(self, redis_url: str, gateway_url: str, model: str, processes: dict[str, psutil.Process]) -> None:
+        self.redis_url, self.gateway_url = redis_url, gateway_url
         self._http = http.client.HTTPConnection(urlsplit(gateway_url).netloc, timeout=60)
         self._model = model
         self._processes = processes

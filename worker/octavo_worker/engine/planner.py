@@ -22,7 +22,8 @@ class Planner:
     0. Preempt the policy's victims, last in order first, until those that wait for them fit: as many as can begin in
        this step.
     1. Every decoding sequence gets its token, so prompts never delay a decode. An oversized sequence that has used its
-       share of the time rests while others decode.
+       share of the time rests while others decode. Those that the policy lets pause for a prompt are left out of every
+       other step that computes one: its first token comes by so much sooner.
     2. `token_budget` more tokens go to prompts in the policy's order: running prompts continue, waiting ones are
        admitted when their turn comes. Decodes take nothing of the budget: otherwise a prompt as long as the budget
        would take two steps beside a single decode. No sequence overtakes one that finds no slot or no blocks. Admission
@@ -66,6 +67,8 @@ class Planner:
         self._token_budget = token_budget
         self._drafts = drafts
         self._sitting_out = False  # a sequence waits for blocks that the step in flight frees
+        self._paused_for: Request | None = None  # the prompt for which sequences were left out of the plan before
+        self._refused: Request | None = None  # it found no room in the plan before
 
     def plan(self, step: StepInFlight, *, ahead: bool) -> None:
         """Fill in the next step. `ahead`: another one is in flight."""
@@ -75,6 +78,8 @@ class Planner:
         self._plan_decodes(step, ahead)
         least = 0 if ahead or step.steps else max(0, self._token_budget - FIRST_TOKENS)
         self._plan_prompts(step, least, admit=self._kv.decisions.total() == preemptions)
+        if self._paused_for is not None and step.is_empty:  # the prompt found no room
+            self._plan_decodes(step, ahead)
         while not ahead and self._is_stuck(step):
             self._preempt_last(step)
             self._plan_prompts(step, least, admit=False)
@@ -86,19 +91,31 @@ class Planner:
 
     def _plan_decodes(self, step: StepInFlight, ahead: bool) -> None:
         resting = self._time_share.resting
-        self._plan_awake(step, resting)
-        if resting and not ahead and not step.steps:
+        prompt = self._paused_for = None if self._paused_for else self._prompt_to_begin()
+        self._plan_awake(step, resting, prompt)
+        if resting and not ahead and not step.steps and prompt is None:
             self._plan_awake(step, resting=False)
         step.num_decodes = len(step.steps)
 
-    def _plan_awake(self, step: StepInFlight, resting: bool) -> None:
-        """Plan all decodes. If `resting`, oversized sequences with company are left out."""
+    def _prompt_to_begin(self) -> Request | None:
+        """The first request whose prompt this step is likely to compute."""
+        head, running = self._batch.next(), self._running.prefilling[:1]
+        if head is not None and head.request is not self._refused and (not running or head.order < running[0].order):
+            return head.request
+        return running[0].request if running else None
+
+    def _plan_awake(self, step: StepInFlight, resting: bool, prompt: Request | None = None) -> None:
+        """Plan all decodes. If `resting`, oversized sequences with company are left out, and with a `prompt` those that
+        pause for it."""
         decoding, size, refs = self._running.decoding, self._block_size, self._pool.refs
         steps, planned = step.steps, step.sequences
         position = 0
         while position < len(decoding):  # preemption shortens the list from its end
             sequence = decoding[position]
             request = sequence.request
+            if prompt is not None and self._policy.pauses(request, prompt):
+                position += 1
+                continue
             if resting and request.oversized and self._has_company(request):
                 position += 1
                 continue
@@ -189,6 +206,7 @@ class Planner:
     def _admit(self, request: Request, step: StepInFlight) -> bool:
         """True if the head left the queue, so that the next request may be tried."""
         admission = self._batch.admit(request, step)
+        self._refused = request if admission is Admission.LATER else None
         if admission is Admission.NEVER:
             self._requests.fail_beams(request)
         return admission is not Admission.LATER

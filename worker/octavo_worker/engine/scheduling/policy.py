@@ -63,6 +63,10 @@ class SchedulingPolicy(Protocol):
         """True if an oversized request shares the device's time with another one that decodes."""
         ...
 
+    def pauses(self, decoding: Request, prompt: Request) -> bool:
+        """Whether a request that decodes sits out a step that computes the prompt of another one, now and then."""
+        ...
+
 
 class PriorityPolicy:
     """High classes first. Within a class those that rose to it go first, then guests, then those whose readers are in
@@ -147,6 +151,10 @@ class PriorityPolicy:
     def rests(self, oversized: Request, other: Request) -> bool:
         return other.priority <= oversized.priority
 
+    def pauses(self, decoding: Request, prompt: Request) -> bool:
+        """A single job of the class batch is not awaited, the first token of a higher one is."""
+        return decoding.priority == BATCH > prompt.priority
+
 
 class FcfsPolicy:
     """First come, first served: classes, tenants, deadlines and lengths are ignored."""
@@ -177,3 +185,6 @@ class FcfsPolicy:
 
     def rests(self, oversized: Request, other: Request) -> bool:
         return True
+
+    def pauses(self, decoding: Request, prompt: Request) -> bool:
+        return False
