@@ -15,6 +15,8 @@ from octavo.dialects.anthropic.arguments import INVALID, ArgumentPieces
 from octavo.dialects.anthropic.events import MessageEvents, whole_message
 from octavo.dialects.openai.answers import CompletedJob, answer
 from octavo.dialects.openai.requests import ChatCompletionRequest
+from octavo.dialects.openai.responses.events import ResponseLog
+from octavo.dialects.openai.responses.requests import ResponseRequest
 from octavo.dialects.ui.parts import UiParts
 from octavo.terms.messages import AnswerFormat, Chunk, FinishReason, JobStatus, Terminal, Usage
 from octavo.terms.models import Event
@@ -197,6 +199,29 @@ def test_a_cut_call_is_length_everywhere(arguments: str) -> None:
     assert in_ui(whole, "length") == (("tool-input-error", arguments), "length")
     found, reason = in_messages(whole, "length")
     assert (found[INVALID], reason) == (arguments, "max_tokens")
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_cut_call_is_an_incomplete_item_of_an_incomplete_response(reason: FinishReason) -> None:
+    text = call('{"city": "Bo') if reason == "length" else call('{"city": "Bonn"}') + "}\n</tool_call>"
+    record = ResponseRequest.model_validate({"model": "m", "input": "?"}).record([], 1)
+    log = ResponseLog(record, "g00_" + 26 * "0")
+    log.begin()
+    for chunk in chunks(text, reason):
+        log.add(chunk)
+    log.end(Terminal(JobStatus.COMPLETED), 2.0)
+    (item,) = log.final["output"]
+    status = "incomplete" if reason == "length" else "completed"
+    assert (item["type"], item["status"], log.final["status"]) == ("function_call", status, status)
+    assert text.find(item["arguments"]) > 0
+
+
+def test_a_message_that_only_calls_has_no_content() -> None:
+    body = ChatCompletionRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "?"}]})
+    for before, content in (("", None), ("I look. ", "I look.")):
+        job = CompletedJob("g00_0", chunks(before + call("{}}"), "stop"), Terminal(JobStatus.COMPLETED))
+        (choice,) = answer(body, [job], 1)["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (content, "tool_calls")
 
 
 def test_a_call_that_is_whole_before_its_answer_is_cut_keeps_its_input() -> None:

@@ -213,3 +213,19 @@ def test_a_response_and_its_items_name_their_job() -> None:
     assert [job_of_item(name) for name in ("", "msg_1f", f"msg_{JOB}", f"msg_{JOB}_x")] == [""] * 4
     log = ResponseLog(record_of(), JOB)
     check_response(log.response("in_progress"))
+
+
+@pytest.mark.parametrize(
+    ("texts", "opened", "count"),
+    [
+        (["<think>", "h", "m", "</think>", "Yes"], False, 3),
+        (["h", "m", "</", "think>", "Yes"], True, 4),
+        (["Yes", "", "!"], False, 0),
+    ],
+)
+def test_tokens_of_a_thought_are_those_up_to_its_end(texts: list[str], opened: bool, count: int) -> None:
+    log = ResponseLog(ResponseRequest(model="m", input="?").record([], 1), "g00_" + 26 * "0")
+    log.begin()
+    log.add(Chunk(0, tuple(range(len(texts))), tuple(texts), None, "stop", AnswerFormat("none", "think", opened)))
+    log.end(Terminal(JobStatus.COMPLETED), 2.0)
+    assert log.final["usage"]["output_tokens_details"]["reasoning_tokens"] == count

@@ -51,7 +51,7 @@ class ChatStream:
         self._with_reasoning = body.include_reasoning is not False
         self._begun: set[int] = set()
         self._called: set[int] = set()
-        self._logprobs = [ToldLogprobs(body.stop_strings) for _ in range(body.n)]
+        self._logprobs = [ToldLogprobs(body.stop_strings) for _ in range(body.n if body.logprobs else 0)]
 
     def choices(self, _: int, chunk: Chunk) -> list[str]:
         """Deltas of a chunk as JSON: the role once, its text, reasoning and calls if any, the finish reason at the
@@ -65,7 +65,7 @@ class ChatStream:
         if calls_tools(deltas):
             self._called.add(index)
         parts = [_delta(delta) for delta in deltas if self._with_reasoning or not isinstance(delta, ReasoningDelta)]
-        told = [item for item, _ in self._logprobs[index].add(chunk)]
+        told = [item for item, _ in self._logprobs[index].add(chunk)] if self._logprobs else []
         logprobs = json.dumps(chat_logprobs(told)) if told else "null"
         if told and not parts:
             parts = ['{"content":""}']

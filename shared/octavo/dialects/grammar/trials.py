@@ -38,7 +38,7 @@ class _Ended(Exception):
 
 
 class NotWanted(Exception):
-    """Nobody asks for the answer any more."""
+    """No request waits for the answer any more."""
 
 
 def _wanted() -> bool:

@@ -86,7 +86,7 @@ class Compilation:
         return self._entry.is_over(self._compiler.limit_s)
 
     def drop(self) -> None:
-        """It is not wanted any more: work that nobody else waits for ends, or never begins."""
+        """It is not wanted any more: work that no other request waits for ends, or never begins."""
         self._entry.askers -= 1
         if not self._entry.askers:
             self._compiler.forget(self._entry)
