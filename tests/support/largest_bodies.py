@@ -78,6 +78,7 @@ SAMPLED: dict[str, Made] = {
     "names": names,
     "null names": lambda n: names(n, None),
     "metadata": lambda n: {"metadata": names(n, "")},
+    "wrong metadata": lambda n: {"metadata": names(n)},
     "logit_bias": lambda n: {"logit_bias": {str(i): 0 for i in range(n)}},
     "names in logit_bias": lambda n: {"logit_bias": names(n)},
     "stop": lambda n: {"stop": ["a"] * n},
