@@ -46,7 +46,7 @@ POLL_S = 0.05
 
 
 class Desk:
-    """What asks the service, and what it says of itself."""
+    """Clients of the service, and its own figures."""
 
     def __init__(self, bench: ServiceBench, model: str) -> None:
         self._address = urlsplit(bench.gateway_url)

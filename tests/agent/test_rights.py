@@ -28,7 +28,7 @@ User = Callable[..., str]
 
 
 def refusals(connection: redis.Redis) -> list[tuple[bytes, bytes]]:
-    """What the server has written down since it was asked last: user and command, once for each time."""
+    """Refusals that the server has written down since it was asked last: user and command, once for each time."""
     rows = connection.execute_command("ACL", "LOG")
     connection.execute_command("ACL", "LOG", "RESET")
     fields = [dict(zip(row[::2], row[1::2], strict=True)) if isinstance(row, list) else row for row in rows]

@@ -210,7 +210,7 @@ KINDS: list[Guest] = [
 
 @dataclass(frozen=True)
 class Kept:
-    """What guests of a kind have cost: bytes at the most, bytes that stayed, and the longest wait of `/livez`."""
+    """The cost of guests of a kind: bytes at the most, bytes that stayed, and the longest wait of `/livez`."""
 
     name: str
     most: int

@@ -28,7 +28,7 @@ def now_ms(world: Any) -> int:
 
 @pytest.mark.parametrize("by_ms", [20_000, HOUR_MS])
 def test_a_dead_owner_is_noticed_after_its_lease_and_a_live_one_is_not_disturbed(world: Any, by_ms: int) -> None:
-    """Of two jobs one is renewed after the clock was set back, before the reaper has seen that."""
+    """One of two jobs is renewed after the clock was set back, before the reaper has seen that."""
     for _ in range(2):
         world.enqueue()
     dead, alive = world.claim(max_jobs=2, lease_ms=15_000).jobs

@@ -151,7 +151,7 @@ class Member:
         return rows < self.rows and not waiting and self.blocks - len(held) >= 2 * blocks + 6 * (rows + 1)
 
     def could_seat(self, priority: int, tenant: str, blocks: int) -> bool:
-        """Whether a job of so many blocks would fit if the tenant that runs most of the class gave way, and be due."""
+        """True if a job of so many blocks would fit if the tenant that runs most of the class gave way, and be due."""
         running, rows = self.requests(State.RUNNING), self.driver.scheduler._batch.running.tenants[priority]
         richest = max(rows, key=rows.__getitem__, default=b"")
         if rows[richest] < rows[tenant.encode()] + 4:

@@ -32,7 +32,7 @@ def load_profile(tier: str) -> None:
 
 
 def is_full() -> bool:
-    """Whether the full tier runs."""
+    """True if the full tier runs."""
     return settings.get_current_profile_name() == "full"
 
 

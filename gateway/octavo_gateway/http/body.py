@@ -48,7 +48,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 async def apart(request: Request, work: Callable[[], T]) -> T:
-    """What `work` makes of a request's body. A thread does it for a large one: between two steps of Python code the
+    """The result of `work` on a request's body. A thread does it for a large one: between two steps of Python code the
     event loop goes on. All share one thread, since they would not get on faster beside each other."""
     if not request.state.is_large:
         return work()

@@ -89,7 +89,7 @@ async def referred(
 
 
 async def _output(client: AsyncClient, job_id: str, tenant: str) -> dict[str, Item]:
-    """What a response has put out, by id; nothing for one that is not there."""
+    """The output of a response, by id; nothing for one that is not there."""
     try:
         found = await _of_job(client, job_id, tenant)
         return {item["id"]: dict(item) for item in (await found.now(client))["output"]}

@@ -45,7 +45,7 @@ class GrammarChecks:
         self._threads: DeepThreads | None = None
 
     def are_needed(self, request: JobRequest) -> bool:
-        """Whether the answer to a request must obey anything."""
+        """True if the answer to a request must obey anything."""
         return next(_grammars(request, None, ""), None) is not None
 
     async def check_request(

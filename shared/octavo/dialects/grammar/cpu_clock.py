@@ -11,12 +11,12 @@ _SCHEDULER = 2  # the kernel's clock of what the scheduler gave, in the lowest t
 
 
 def clock_of_process(pid: int) -> Callable[[], float]:
-    """Of all threads of a process that lives."""
+    """Clock of all threads of a process that lives."""
     return _Clock(~pid << 3 | _SCHEDULER)
 
 
 def clock_of_this_thread() -> Callable[[], float]:
-    """Of the thread that asks for it, for others to read."""
+    """Clock of the thread that asks for it, for others to read."""
     return _Clock(time.pthread_getcpuclockid(threading.get_ident()))
 
 
@@ -26,7 +26,7 @@ class _Clock:
         self._seconds = 0.0
 
     def __call__(self) -> float:
-        """What it showed last, if there is nothing any more that computes."""
+        """The time it showed last, if there is nothing any more that computes."""
         with suppress(OSError):
             self._seconds = time.clock_gettime(self._id)
         return self._seconds

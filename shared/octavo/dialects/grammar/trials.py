@@ -210,7 +210,7 @@ class Trials:
 
 
 def _was_killed(trial: Trial) -> bool:
-    """Whether something else ended a process that ended at its first grammar. Raises GrammarError if that grammar did,
+    """True if something else ended a process that ended at its first grammar. Raises GrammarError if that grammar did,
     RuntimeError if the process ended by itself."""
     status, said = trial.close()
     if status >= 0:

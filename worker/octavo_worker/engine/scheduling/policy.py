@@ -64,7 +64,7 @@ class SchedulingPolicy(Protocol):
         ...
 
     def pauses(self, decoding: Request, prompt: Request) -> bool:
-        """Whether a request that decodes sits out a step that computes the prompt of another one, now and then."""
+        """True if a request that decodes sits out a step that computes the prompt of another one, now and then."""
         ...
 
 

@@ -30,7 +30,7 @@ class Record(BaseModel):
         return self.fields["store"] is True
 
     def attachment(self) -> bytes:
-        """What its job is given: nothing of a response that is not stored. Raises InvalidRequest."""
+        """The attachment of its job: nothing of a response that is not stored. Raises InvalidRequest."""
         return self.encode() if self.is_stored else b""
 
     def encode(self) -> bytes:
