@@ -41,6 +41,12 @@ log = logging.getLogger(__name__)
 
 _LONG_TEXT = 4000  # characters from which tokenising goes to a thread: below, the hop costs more than the work
 _RETRY_S = 0.2
+_PARTINGS: dict[Parting, str] = {
+    "back": "",
+    "crashed": ", their engine crashed",
+    "killed": ", their engine killed",
+    "refused": ": the server holds something else in their place",
+}
 _READERS = 8  # streams read at once when many jobs are taken over: each costs a connection
 _PUBLIC_CODES = {  # where the engine's word is another one
     "deadline": "expired",
@@ -318,8 +324,8 @@ class Agent:
         if state == "fenced":
             log.warning("job %s belongs to another worker by now: dropped", job.claim.job_id)
             self._abort(job)
-        elif state == "refused":  # the next worker may fare better; after three it is given up
-            self._spawn(self._give_back([job], "crashed"))
+        elif state == "refused":
+            self._spawn(self._give_back([job], "refused"))
         else:
             terminal = job.terminal()
             log.info("job %s %s, %d tokens", job.claim.job_id, terminal.status.value, terminal.usage.completion_tokens)
@@ -346,7 +352,7 @@ class Agent:
         for job in jobs:
             self._abort(job)
         await self._persist(self._cell.release([(job.claim.job_id, job.claim.token) for job in jobs], why=why))
-        log.info("%d jobs given back%s", len(jobs), "" if why == "back" else f", their engine {why}")
+        log.info("%d jobs given back%s", len(jobs), _PARTINGS[why])
 
     async def _persist(self, call: Call[Any]) -> None:
         """Until it is through; if that takes longer than a lease, the reaper has done the same."""
