@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError
 from tokenizers import Tokenizer
 
 import octavo_worker
+from octavo.queue import calls, wire
 from octavo.queue.calls import run_sync
 from octavo.queue.protocol import Append, HeartbeatReply
 from octavo.terms.messages import Chunk, JobStatus
@@ -296,3 +297,18 @@ async def test_jobs_are_given_back_as_soon_as_the_server_is_there(desk: Desk, mo
     monkeypatch.setattr(module, "run", run)
     await desk.agent.release()
     assert desk.queue.status(job_id) is JobStatus.QUEUED
+
+
+async def test_a_job_that_the_server_takes_nothing_of_ends_as_damaged(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mending does not help, so it is over: no engine crashed."""
+    monkeypatch.setattr(calls, "_mending", lambda *failed: desk.queue.cell.probe())
+    job_id, request = await desk.start()
+    desk.queue.connection.xadd(desk.queue.cell.keys.stream(job_id), {"d": "another program's"}, id="999-0")
+    desk.generate(request, 1)
+    await desk.ended()
+    await waiting.until(lambda: desk.queue.field(job_id, "st") == "failed")
+    error = wire.decode_error(desk.queue.connection.hget(desk.queue.cell.keys.job(job_id), "err"))
+    assert error.code == "job_damaged"
+    assert desk.engine.of(Abort) == [Abort(request.id)]

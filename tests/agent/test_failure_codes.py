@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from octavo_worker.agent.agent import public_code
+from octavo_worker.agent.failures import public_code
 from octavo_worker.contract.messages import FailureCode
 
 ERRORS = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")

@@ -13,8 +13,10 @@ import redis
 from queue_client import MODEL, Queue, known_queue
 from waiting import STALL_S
 
+from octavo.queue import calls
 from octavo.queue.calls import run_sync
 from octavo.queue.connection import connect
+from octavo.queue.protocol import Cell
 from octavo.service.server import EmbeddedServer
 from octavo.terms.messages import JobStatus
 from octavo_worker.agent.jobs import ActiveJob
@@ -70,7 +72,12 @@ def claimed(queue: Queue, count: int) -> list[ActiveJob]:
     return jobs
 
 
-async def test_a_job_that_cannot_be_stored_goes_alone_and_takes_no_other_with_it(redis_url: str) -> None:
+@pytest.mark.parametrize("mended", [True, False])
+async def test_a_job_that_cannot_be_stored_goes_alone_and_takes_no_other_with_it(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, mended: bool
+) -> None:
+    if not mended:
+        monkeypatch.setattr(calls, "_mending", lambda *failed: Cell().probe())
     with redis.Redis.from_url(redis_url) as connection:
         queue = known_queue(connection)
         jobs = claimed(queue, 5)
@@ -78,10 +85,10 @@ async def test_a_job_that_cannot_be_stored_goes_alone_and_takes_no_other_with_it
         connection.xadd(queue.cell.keys.stream(broken.claim.job_id), {"d": "somebody else's"}, id="999-0")
         async with publishing(redis_url, queue) as desk:
             for number, job in enumerate(jobs):
-                desk.add(job, [number, 1, 2], last=job in fine)
+                desk.add(job, [number, 1, 2], last=job in fine or mended)
             await desk.has_left(*jobs)
-        assert desk.left == {job.claim.job_id: "refused" if job is broken else "ok" for job in jobs}
-        for job in fine:
+        assert desk.left == {job.claim.job_id: "refused" if job is broken and not mended else "ok" for job in jobs}
+        for job in jobs if mended else fine:
             assert queue.wait(job.claim.job_id).token_ids == (jobs.index(job), 1, 2)
 
 

@@ -180,3 +180,54 @@ def test_a_stream_of_another_kind_is_written_anew(world):
     spoil_stream(world, job_id)
     assert (world.append(claim, 1, [1]).state, world.append(claim, 0, [0, 1]).state) == ("rewind", "ok")
     assert [token for event in world.stream(job_id) for token in event.token_ids] == [0, 1]
+
+
+@pytest.mark.parametrize("had_ended", [False, True])
+def test_a_job_whose_hash_was_deleted_runs_again_once_it_was_submitted_again(world: Any, had_ended: bool) -> None:
+    """Its stream is still there. All hashes deleted are no three crashes of an engine."""
+    calls = [world.enqueue_call() for _ in range(3)]
+    for call in calls:
+        world.run(call)
+    for claim in world.claim(max_jobs=3).jobs:
+        world.append(claim, 0, [1, 2, 3])
+        if had_ended:
+            world.finish(claim, tokens=3)
+    world.redis.delete(*world.redis.keys("{c00}:j:*"))
+    for call in calls:
+        world.run(world.cell.enqueue_again(call))
+    claims = world.claim(max_jobs=3).jobs
+    for claim in claims:
+        assert world.append(claim, 0, [1]).state == "ok"
+        assert world.append(claim, 1, [2, 3]).state == "ok"
+        assert world.finish(claim, tokens=3)
+        assert [event.token_ids for event in world.stream(claim.job_id)] == [(1,), (2, 3), ()]
+        assert world.state(claim.job_id)["st"] == "completed"
+    assert len(claims) == 3
+    assert world.redis.xlen("{c00}:dlq") == 0
+    assert world.counters() == {}
+
+
+@pytest.mark.parametrize("count", ["1", "0"])
+def test_a_count_of_tokens_that_something_else_has_changed_is_no_crash(world: Any, count: str) -> None:
+    job_id = world.enqueue()
+    claim = world.claim_one()
+    world.append(claim, 0, [1, 2, 3])
+    world.redis.hset(world.keys.job(job_id), "n", count)
+    reply = world.append(claim, int(count), [2])
+    assert (reply.state, reply.offset) == ("rewind", 0) if count != "0" else ("ok", 1)
+    start = reply.offset
+    assert world.append(claim, start, [1, 2, 3][start:]).state == "ok"
+    assert world.finish(claim, tokens=3)
+    assert world.redis.exists(f"{{c00}}:aside:t:{job_id}")
+
+
+def test_what_a_server_takes_nothing_of_is_damaged_and_not_given_up_for_crashes(world: Any) -> None:
+    job_id, other = world.enqueue(), world.enqueue()
+    claims = world.claim(max_jobs=2).jobs
+    by_id = {claim.job_id: claim for claim in claims}
+    assert world.run(world.cell.release([(job_id, by_id[job_id].token)], why="refused")) == 1
+    assert world.status(job_id) == "failed"
+    (end,) = world.stream(job_id)
+    assert end.end.error.code == "job_damaged"
+    assert [fields[b"why"] for _, fields in world.redis.xrange("{c00}:dlq")] == [b"job_damaged"]
+    assert world.status(other) == "running"

@@ -41,9 +41,9 @@ _FULL = {
 
 T = TypeVar("T")
 
-Parting = Literal["back", "crashed", "killed"]
-"""Why an owner gives jobs back: it has no more use for them, or its engine died, of what it computed or by a hand from
-outside."""
+Parting = Literal["back", "crashed", "killed", "refused"]
+"""Why an owner gives jobs back: it has no more use for them; its engine died, of what it computed or by a hand from
+outside; or the server takes nothing of them, because something else has damaged them there."""
 
 
 @dataclass(frozen=True)

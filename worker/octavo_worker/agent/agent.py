@@ -23,6 +23,7 @@ from octavo.terms.models import Event
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.claims.room import Room, room_for
 from octavo_worker.agent.ends import Ends
+from octavo_worker.agent.failures import expired, public_code
 from octavo_worker.agent.heartbeat import Holding
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.progress import ProgressReports
@@ -32,7 +33,6 @@ from octavo_worker.agent.sampling import resolve_sampling
 from octavo_worker.contract.messages import (
     Abort,
     EngineStats,
-    FailureCode,
     Ready,
     RequestFailed,
     StepOutput,
@@ -51,11 +51,13 @@ M = TypeVar("M", bound=_Named)
 _LONG_TEXT = 4000  # characters from which tokenising goes to a thread: below, the hop costs more than the work
 _RETRY_S = 0.2
 _PAUSE_S = 1.0  # of a job that this machine was too busy for: the same worker may claim it again
-_READERS = 8  # streams read at once when many jobs are taken over: each costs a connection
-_PUBLIC_CODES = {  # where the engine's word is another one
-    "deadline": "expired",
-    "prompt_too_long": "context_length_exceeded",
+_PARTINGS: dict[Parting, str] = {
+    "back": "",
+    "crashed": ", their engine crashed",
+    "killed": ", their engine killed",
+    "refused": ": the server holds something else in their place",
 }
+_READERS = 8  # streams read at once when many jobs are taken over: each costs a connection
 
 
 class Agent:
@@ -328,7 +330,7 @@ class Agent:
             self._forget(job)
             self._spawn(self._give_back([job], after_s=_PAUSE_S))
         elif failure.code == "deadline":
-            self._end(job, JobStatus.EXPIRED, _expired())
+            self._end(job, JobStatus.EXPIRED, expired())
         else:
             is_of_tools = failure.param == "grammar" and job.claim.request.grammar is None
             param = "tools" if is_of_tools else failure.param
@@ -337,7 +339,7 @@ class Agent:
     def _stop(self, job: ActiveJob, reason: str) -> None:
         self._abort(job)
         if reason == JobStatus.EXPIRED:
-            self._end(job, JobStatus.EXPIRED, _expired())
+            self._end(job, JobStatus.EXPIRED, expired())
         else:
             self._end(job, JobStatus.CANCELLED)
 
@@ -353,8 +355,8 @@ class Agent:
         if state == "fenced":
             log.warning("job %s belongs to another worker by now, or was ended: dropped", job.claim.job_id)
             self._abort(job)
-        elif state == "refused":  # the next worker may fare better; after three it is given up
-            self._spawn(self._give_back([job], "crashed"))
+        elif state == "refused":
+            self._spawn(self._give_back([job], "refused"))
         else:
             terminal = job.terminal()
             log.info("job %s %s, %d tokens", job.claim.job_id, terminal.status.value, terminal.usage.completion_tokens)
@@ -383,7 +385,7 @@ class Agent:
         for job in jobs:
             self._abort(job)
         await self._persist(self._cell.release([(job.claim.job_id, job.claim.token) for job in jobs], why=why))
-        log.info("%d jobs given back%s", len(jobs), "" if why == "back" else f", their engine {why}")
+        log.info("%d jobs given back%s", len(jobs), _PARTINGS[why])
 
     async def _persist(self, call: Call[Any]) -> None:
         """Until it is through; if that takes longer than a lease, the reaper has done the same."""
@@ -394,13 +396,3 @@ class Agent:
                 await asyncio.sleep(_RETRY_S)
             else:
                 return
-
-
-def public_code(code: FailureCode) -> str:
-    """The code that a submitter reads for the engine's."""
-    return _PUBLIC_CODES.get(code, code)
-
-
-def _expired() -> JobError:
-    message = "the job did not end within its timeout_s: allow more time or ask for fewer tokens"
-    return JobError(code="expired", message=message)

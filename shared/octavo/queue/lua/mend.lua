@@ -94,6 +94,16 @@ local function keep_running(id, job)
   count(job.tn, 'running', 1)
 end
 
+-- A hash that was lost is made again by its submitter and counts from zero, its stream does not. The owner sends all
+-- again.
+local function agree_on_tokens(id, job)
+  local stream = key('t', id)
+  local stored, has_end = last_offset(stream)
+  if stored == job.n and not has_end then return end
+  if call('EXISTS', stream) == 1 then set_aside(stream) end
+  call('HSET', key('j', id), 'n', 0)
+end
+
 local function is_ended(id)
   return ENDED[read(id, 'st')]
 end
@@ -106,6 +116,7 @@ for _, id in ipairs(jobs) do
     if not job then
       end_damaged(id, {})
     else
+      agree_on_tokens(id, job)
       count(job.tn, 'bytes', job.bytes)
       if job.st == 'queued' then put_back(id, job) else keep_running(id, job) end
       local due = math.min(tonumber(job.dl or math.huge), tonumber(job.qdl or math.huge))
