@@ -52,7 +52,7 @@ def test_one_job_in_every_dialect(up: Up) -> None:
     assert json.loads(data[-1])["streamClosed"]
 
     parts = run(up, "sh", "-c", chat)
-    assert parts.startswith('data: {"type": "start"')
+    assert parts.startswith('data: {"type":"start"')
     assert parts.rstrip().endswith("data: [DONE]")
     assert run(up, "sh", "-c", resume) == ""  # it has ended
 

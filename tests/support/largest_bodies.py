@@ -47,8 +47,8 @@ def named_format(count: int, strict: bool) -> dict[str, Any]:
 
 
 def largest(path: str, name: str, made: Made) -> Iterator[LargestBody]:
-    """Among the bodies that `made` makes for a count, the largest, and the largest that has no more values than a body may
-    have: most are refused by their number already."""
+    """Among the bodies that `made` makes for a count, the largest, and the largest that has no more values than a body
+    may have: most are refused by their number already."""
     small, large = (_costs(made(count)) for count in (1000, 2000))
     growths = [(at_large - at_small) / 1000 for at_small, at_large in zip(small, large, strict=True)]
     by_bytes = _fitting(made, [growths[0], 0, 0])

@@ -107,7 +107,7 @@ struct Block {
     return {at.along_x * grid.tokens, (at.along_weight * kPair + across) * grid.strips};
   }
 
-  // What comes into this block of a stage, the x that both blocks bring included.
+  // Bytes of a stage that come into this block, the x that both blocks bring included.
   __device__ int stage_bytes() const {
     const int zeros = a.matrix.zeros ? S::kScales : 0;
     return grid.tokens * kRowBytes + S::kStrips * (S::kCodeBytes + S::kScales * 4 + zeros);
