@@ -1,6 +1,6 @@
 // Products of one row, without tensor cores, for the decode step of a single sequence: how weights flow.
 //
-// What counts is how soon the weights flow and how soon a result is there after its x is. So every warp is on its own: it has
+// Speed depends on how soon the weights flow and how soon a result is there after its x is. So every warp is on its own: it has
 // some rows of the weights, a ring of copies of them in shared memory that it fills (from before the previous kernel has ended:
 // weights are never written) and drains itself, and adds up whole rows. Only x is the block's. The copies are long, because
 // memory is fastest where neighbours are read together.
@@ -48,7 +48,7 @@ struct RowOfWeights {
   int lane, warp;
   int first, last;  // of the units
   uint64_t policy;
-  // What is copied next, and into which slot; where the next piece is read.
+  // The next copy, and its slot; where the next piece is read.
   int unit, at = 0, side = 0, write = 0;
   int read = 0;
   uint32_t parity = 0;
@@ -99,7 +99,7 @@ struct RowOfWeights {
     return piece;
   }
 
-  // What the lanes have added up of a row of a batch, which four of them have.
+  // Sums of the lanes for a row of a batch, which four of them have.
   __device__ Sum total() const {
     __syncwarp();
     const Sum* from = sums() + lane / 4 * kPitch + lane % 4 * 8;
