@@ -67,7 +67,7 @@ class Planner:
         self._token_budget = token_budget
         self._drafts = drafts
         self._sitting_out = False  # a sequence waits for blocks that the step in flight frees
-        self._paused_for: Request | None = None  # the prompt for which sequences were left out of the plan before
+        self._paused = False  # sequences were left out of the plan before, for a prompt
         self._refused: Request | None = None  # it found no room in the plan before
 
     def plan(self, step: StepInFlight, *, ahead: bool) -> None:
@@ -78,7 +78,7 @@ class Planner:
         self._plan_decodes(step, ahead)
         least = 0 if ahead or step.steps else max(0, self._token_budget - FIRST_TOKENS)
         self._plan_prompts(step, least, admit=self._kv.decisions.total() == preemptions)
-        if self._paused_for is not None and step.is_empty:  # the prompt found no room
+        if self._paused and step.is_empty:  # the prompt found no room
             self._plan_decodes(step, ahead)
         while not ahead and self._is_stuck(step):
             self._preempt_last(step)
@@ -91,7 +91,8 @@ class Planner:
 
     def _plan_decodes(self, step: StepInFlight, ahead: bool) -> None:
         resting = self._time_share.resting
-        prompt = self._paused_for = None if self._paused_for else self._prompt_to_begin()
+        prompt = None if self._paused else self._prompt_to_begin()
+        self._paused = False
         self._plan_awake(step, resting, prompt)
         if resting and not ahead and not step.steps and prompt is None:
             self._plan_awake(step, resting=False)
@@ -114,6 +115,7 @@ class Planner:
             sequence = decoding[position]
             request = sequence.request
             if prompt is not None and self._policy.pauses(request, prompt):
+                self._paused = True
                 position += 1
                 continue
             if resting and request.oversized and self._has_company(request):
