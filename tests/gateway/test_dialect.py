@@ -41,7 +41,14 @@ async def in_a_batch(redis_url, folder, path, body):
     def batch():
         with suppress(typer.Exit):  # the answer says what is wrong
             run_batch(
-                source, target, model="other", window=WINDOW, tenant="default", redis_url=redis_url, as_json=False
+                source,
+                target,
+                model="other",
+                priority="normal",
+                window=WINDOW,
+                tenant="default",
+                redis_url=redis_url,
+                as_json=False,
             )
 
     await asyncio.to_thread(batch)

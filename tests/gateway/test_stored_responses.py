@@ -73,7 +73,7 @@ async def test_a_response_is_read_once_for_all_items_that_are_referred_to(monkey
 async def test_a_reference_without_an_id_refers_to_nothing(http, worker):
     body = {"model": MODEL, "input": [{"type": "item_reference", "id": ""}]}
     refused = await http.post("/v1/responses", json=body)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "item_not_found")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_value")
 
 
 async def test_items_of_earlier_responses_can_be_referred_to(ai, http, worker):

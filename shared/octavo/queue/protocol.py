@@ -135,7 +135,7 @@ class Cell:
                 "body": body,
                 "tenant": tenant,
                 "idempotency_key": idempotency_key or None,
-                "hash": hashlib.sha256(body).hexdigest() if idempotency_key else None,
+                "hash": hashlib.sha256(fingerprint or body).hexdigest() if idempotency_key else None,
                 "seed": str(seed),
                 "retention": f"{retention.stream_s} {retention.result_s} {retention.idempotency_s}",
                 "cap_jobs": limits.queued_jobs,

@@ -27,7 +27,7 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     first = _most_specific(errors)
     path = _path(first["loc"])
     param = ".".join(path) or None
-    kind, message = first["type"], _cut(first["msg"].removeprefix("Value error, "))
+    kind, message = first["type"], _cut(_TAG.sub("that", first["msg"].removeprefix("Value error, ")))
     if kind == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {message}", code="invalid_json")
     if kind == "missing":
@@ -38,7 +38,7 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         advice = REFUSED.get(path[-1]) if path else None
         message = f"{param} is not supported: {advice}" if advice else f"{param} is unknown: leave it out"
         return InvalidRequest(message, code="unknown_parameter", param=param)
-    message = next((REFUSED[name] for name in path if name in REFUSED), _TAG.sub("that", message))
+    message = next((REFUSED[name] for name in path if name in REFUSED), message)
     return InvalidRequest(f"{param}: {message}" if param else message, code="invalid_value", param=param)
 
 

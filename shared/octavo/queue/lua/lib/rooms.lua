@@ -4,12 +4,12 @@
 -- Where nothing gives way, it is one room of all classes.
 local CLASSES, RANK = {'high', 'normal', 'batch'}, {high = 1, normal = 2, batch = 3}
 local several, misfits = ARGV[9] ~= nil, {}
-local high = {max_jobs, budget, idle, 0}
-local rooms = {high = high, normal = high, batch = high}
+local highest = {max_jobs, budget, idle, 0}
+local rooms = {high = highest, normal = highest, batch = highest}
 
 if several then
   local whole = tonumber(ARGV[9])
-  high[3] = whole > 0
+  highest[3] = whole > 0
   rooms.normal = {tonumber(ARGV[10]), tonumber(ARGV[11]), whole > 1, 0}
   rooms.batch = {tonumber(ARGV[12]), tonumber(ARGV[13]), whole > 2, 0}
   for i = 14, #ARGV, 4 do
