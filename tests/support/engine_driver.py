@@ -108,6 +108,7 @@ class Driver:
         for name in ("num_host_blocks", "first_host_block", "window", "reads_host", "features"):
             scheduler.setdefault(name, getattr(fake, name))
         options = {"token_budget": 256, "max_running": 32, "watermark": 0.0, "timer": Clock()} | scheduler
+        options = {name: value for name, value in options.items() if value is not None}  # None: the default
         return cls(
             Scheduler(
                 SchedulerConfig(
