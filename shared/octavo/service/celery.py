@@ -295,7 +295,7 @@ def _unavailable(task: GenerateTask) -> Iterator[None]:
 
 def _packed(message: dict[str, Any], app: Celery) -> bytes:
     """By the serializer of the application's tasks, behind what it calls itself."""
-    kind, encoding, data = serialization.dumps(message, app.conf.task_serializer)  # type: ignore[no-untyped-call]
+    kind, encoding, data = serialization.dumps(message, app.conf.task_serializer)
     head = f"{kind} {encoding}\n".encode()
     return head + (data if isinstance(data, bytes) else data.encode())
 
@@ -303,8 +303,8 @@ def _packed(message: dict[str, Any], app: Celery) -> bytes:
 def _unpacked(packed: bytes, app: Celery) -> dict[str, Any]:
     head, _, data = packed.partition(b"\n")
     kind, encoding = head.decode().split()
-    accepted = serialization.prepare_accept_content([app.conf.task_serializer])  # type: ignore[no-untyped-call]
-    message: dict[str, Any] = serialization.loads(data, kind, encoding, accept=accepted)  # type: ignore[no-untyped-call]
+    accepted = serialization.prepare_accept_content([app.conf.task_serializer])
+    message: dict[str, Any] = serialization.loads(data, kind, encoding, accept=accepted)
     return message
 
 
