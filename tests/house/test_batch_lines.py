@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from octavo.service.batches.files import keep_answers
+from octavo.service.batches.files import BatchFileError, kept_answers
 from octavo.service.batches.lines import BatchLine, parse_line
+from octavo.service.batches.target import open_target
 from octavo.terms.structured import Grammar
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -74,8 +74,7 @@ def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
     ]
     target.write_text("".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers), encoding="utf-8")
     before = target.read_bytes()
-    assert keep_answers(target, []) == {"batch_req_a", "batch_req_b"}
-    assert target.read_bytes() == before
+    assert kept_answers(target, []) == ({"batch_req_a", "batch_req_b"}, before.decode())
 
 
 @pytest.mark.parametrize(
@@ -84,6 +83,6 @@ def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_answers_is_left_alone(tmp_path: Path, text: str) -> None:
     target = tmp_path / "in.jsonl"
     target.write_text(text)
-    with pytest.raises(typer.Exit):
-        keep_answers(target, [])
+    with pytest.raises(BatchFileError, match="something else"), open_target(target, []):
+        pass
     assert target.read_text() == text

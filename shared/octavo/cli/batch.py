@@ -18,9 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from octavo.cli.console import AsJson, RedisUrl, counted, fail, print_json
-from octavo.service.batches.files import keep_answers, read_lines
+from octavo.service.batches.files import BatchFileError, read_lines
 from octavo.service.batches.lines import parse_lines
 from octavo.service.batches.run import BatchRun
+from octavo.service.batches.target import open_target
 from octavo.service.console import err
 from octavo.terms.errors import ServerUnavailable
 from octavo.terms.logs import printable
@@ -52,20 +53,20 @@ def run(
     of completion; match them by custom_id (a plain line's is line-<number>). Exit code 1 if some lines failed; the
     next run tries those again, and answers lines that are new or have changed.
     """
-    lines = parse_lines(read_lines(source), model)
-    if twice := _repeated(line.custom_id for line in lines):
-        raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
     try:
-        done = keep_answers(target, lines)
-        open_lines = [line for line in lines if line.id not in done]
-        skipped = len(lines) - len(open_lines)
-        with target.open("a", encoding="utf-8") as output, _progress(len(lines), skipped) as advance:
+        lines = parse_lines(read_lines(source), model)
+        if twice := _repeated(line.custom_id for line in lines):
+            raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
+        with open_target(target, lines) as (output, done), _progress(len(lines), skipped := len(done)) as advance:
+            open_lines = [line for line in lines if line.id not in done]
             batch = BatchRun(str(target.resolve()), tenant, output, advance)
             try:
                 asyncio.run(batch.run(redis_url, open_lines, window))
             except (KeyboardInterrupt, ServerUnavailable):
                 err.print(f"interrupted with {batch.finished} new answers in {target}; the same command goes on here")
                 raise
+    except BatchFileError as error:
+        raise fail(error.message) from None
     except OSError as error:
         raise fail(f"cannot write {target}: {error.strerror or error}") from None
     summary = {"lines": len(lines), "skipped": skipped, "failed": batch.failures}

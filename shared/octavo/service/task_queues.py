@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from celery import Celery
-from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
+from kombu.entity import Exchange, Queue, binding
 
 Entity = Queue | Exchange
 
