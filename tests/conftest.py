@@ -60,6 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "hip": lambda: _has_program("hipcc"),
         "node": lambda: _has_program("node"),
         "go": lambda: _has_program("go"),
+        "rabbitmq": lambda: _has_program("rabbitmq-server"),
         "npm": lambda: (Path(__file__).parent / "support" / "node" / "node_modules").exists(),
     }
     for marker, is_there in conditions.items():

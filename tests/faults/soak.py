@@ -1,16 +1,21 @@
 """Kills, pauses, restarts that lose the last second and a stranger's edits together, over real workers.
 
-    python tests/faults/soak.py [--minutes 20] [--workers 3] [--seed N]
+    python tests/faults/soak.py [--minutes 20] [--jobs N] [--workers 3] [--seed N] [--lossless | --failovers]
 
 Counts jobs that were given up, that gave another answer than undisturbed, whose end was retracted after a reader had
 seen it, that never ended, and that were lost or ended in another way, and streams that were cut before their end. Exit
 code 1 if there is any. What a stranger has edited may end as damaged; it must end, and hold up no other.
+
+Readers leave and come back with the position that they had reached, by another client. Of a job with one sequence none
+may be sent back to the beginning. With `--lossless` servers are restarted and lose nothing, and nobody edits;
+`--failovers` does so with a replica that takes over when it has everything. Then no reader at all may be sent back.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import random
 import signal
@@ -19,7 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,13 +35,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from killable_server import server_program
 from queue_client import MODEL, known_queue
+from server_kinds import kinds, started, take_over
 from waiting import until
 from worker_process import WorkerProcess
 
 from octavo import AsyncClient
+from octavo.queue.connection import connect_sync
 from octavo.queue.keys import Keys
 from octavo.service.server import EmbeddedServer
-from octavo.terms.errors import JobNotFound, OctavoError
+from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import Event, JobRequest, Result
 
@@ -44,7 +51,7 @@ LEASE_S = 3.0
 IN_FLIGHT = 24
 SPECIMENS = 40
 FIELDS = ("mdl", "tn", "cls", "lane", "n", "ep", "bytes", "cost", "ret", "body", "st", "dl")
-KINDS = ("given up", "wrong", "retracted", "stuck", "lost", "cut", "ended otherwise")
+KINDS = ("given up", "wrong", "retracted", "stuck", "lost", "cut", "ended otherwise", "reset")
 CALM_S = 600.0  # after the faults, before what has not ended is called stuck
 FLAGS = {"model": "demo", "device": "cpu", "num_blocks": 2048, "max_running": 12, "threads": 1, "lease": LEASE_S}
 
@@ -59,8 +66,8 @@ def specimen(number: int) -> JobRequest:
         "seed": number,
         "stop": ["What", "\n\n"] if number % 4 == 0 else [],
     }
-    if number % 10 == 3:
-        sampling["n"] = 2
+    if number % 10 in (1, 3, 6, 9):
+        sampling["n"] = 2 + number % 3
     elif number % 10 == 5:
         sampling["best_of"] = 3
     elif number % 10 == 7:
@@ -110,6 +117,9 @@ class Soak:
     clients: list[AsyncClient]
     start_worker: Callable[[], WorkerProcess]
     chance: random.Random
+    jobs_left: float = math.inf
+    is_lossless: bool = False
+    fail_over: Callable[[], None] | None = None
     expected: dict[int, Answer] = field(default_factory=dict)
     workers: list[WorkerProcess] = field(default_factory=list)
     found: Counter[str] = field(default_factory=Counter)
@@ -134,7 +144,8 @@ class Soak:
 
     async def customer(self) -> None:
         """One job after the other, read by the client that submitted it or by another."""
-        while not self.stopping:
+        while not self.stopping and self.jobs_left > 0:
+            self.jobs_left -= 1
             number, client = self.chance.randrange(SPECIMENS), self.chance.choice(self.clients)
             try:
                 job = await client.submit(specimen(number), follow=self.chance.random() < 0.5)
@@ -142,14 +153,42 @@ class Soak:
                 await asyncio.sleep(0.2)
                 continue
             self.open_jobs.add(job.id)
-            await self._read(job.id, number, self.chance.choice(self.clients))
+            await self._read(job.id, number)
             self.open_jobs.discard(job.id)
 
-    async def _read(self, job_id: str, number: int, reader: AsyncClient) -> None:
-        heard = Heard()
+    async def _hear(self, job_id: str, number: int) -> Heard:
+        """All of a stream, by readers that leave it in the middle and others that go on where they were."""
+        heard, place = Heard(), "0"
+        while heard.end is None:
+            left = self.chance.choice((3, 10, 30, 1 << 30))
+            try:
+                async with aclosing(self.chance.choice(self.clients).events(job_id, place)) as events:
+                    async for event in events:
+                        if event.reset:
+                            self._note_reset(job_id, number, place)
+                            heard = Heard()
+                        heard.take(event)
+                        place, left = event.position, left - 1
+                        if left == 0 or heard.end is not None:
+                            break
+            except ServerUnavailable:  # a reader that begins while servers change places waits for ten seconds
+                await asyncio.sleep(0.5)
+            self.found["resumed"] += heard.end is None
+        return heard
+
+    def _note_reset(self, job_id: str, number: int, place: str) -> None:
+        if job_id in self.edited:
+            return
+        several = specimen(number).sampling.n > 1
+        if several and not self.is_lossless:
+            self.found["sent back after a loss"] += 1
+        else:
+            self.note("reset", job_id, f"at {place}, specimen {number} of {specimen(number).sampling.n} sequences")
+
+    async def _read(self, job_id: str, number: int) -> None:
+        reader = self.clients[0]
         try:
-            async for event in reader.events(job_id):
-                heard.take(event)
+            heard = await self._hear(job_id, number)
         except OctavoError as error:
             if job_id not in self.edited:
                 self.note("cut", job_id, error)
@@ -188,8 +227,13 @@ class Soak:
     async def trouble(self) -> None:
         kinds: list[tuple[Callable[[], Awaitable[None]], int]] = [
             (self.kill_engine, 3), (self.kill_worker, 2), (self.pause_worker, 3), (self.restart_server, 1),
-            (self.lose_last_second, 2), (self.edit, 4),
         ]  # fmt: skip
+        if self.fail_over is not None:
+            kinds = [*kinds[:3], (self.take_over, 3)]
+        elif self.is_lossless:
+            kinds.append((self.restart_server, 2))
+        else:
+            kinds += [(self.lose_last_second, 2), (self.edit, 4)]
         while True:
             await asyncio.sleep(self.chance.uniform(1.0, 5.0))
             (act,) = self.chance.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])
@@ -216,6 +260,10 @@ class Soak:
 
     async def restart_server(self) -> None:
         self.server.restart()
+
+    async def take_over(self) -> None:
+        assert self.fail_over is not None
+        await asyncio.to_thread(self.fail_over)
 
     async def lose_last_second(self) -> None:
         """As after a loss of power: its file ends where it ended a second ago."""
@@ -274,7 +322,8 @@ async def run(soak: Soak, minutes: float, workers: int) -> int:
     print(f"{minutes:g} minutes of faults", flush=True)
     customers = [asyncio.create_task(soak.customer()) for _ in range(IN_FLIGHT)]
     faults = [asyncio.create_task(work()) for work in (soak.trouble, soak.watch_file)]
-    done, _ = await asyncio.wait([*customers, *faults], timeout=60 * minutes, return_when=asyncio.FIRST_EXCEPTION)
+    served = asyncio.gather(*customers)
+    done, _ = await asyncio.wait([served, *faults], timeout=60 * minutes, return_when=asyncio.FIRST_COMPLETED)
     soak.stopping = True
     for task in faults:
         task.cancel()
@@ -291,23 +340,32 @@ async def run(soak: Soak, minutes: float, workers: int) -> int:
     await soak.look_back()
     print("faults:", dict(soak.faults))
     found = soak.found
-    print(f"{found['right']} right, {len(soak.edited)} edited:", ", ".join(f"{found[kind]} {kind}" for kind in KINDS))
+    print(f"{found['right']} right, {len(soak.edited)} edited, {found['resumed']} times resumed, "
+          f"{found['sent back after a loss']} sent back after a loss:",
+          ", ".join(f"{found[kind]} {kind}" for kind in KINDS))  # fmt: skip
     return int(any(found[kind] for kind in KINDS) or not found["right"])
 
 
 async def main(options: argparse.Namespace, folder: Path, stack: ExitStack) -> int:
-    data, numbers = folder / "data", iter(range(1 << 20))
-    server = stack.enter_context(EmbeddedServer(data_dir=data, binary=server_program(
-        folder, "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0")))  # fmt: skip
+    data, numbers, fail_over = folder / "data", iter(range(1 << 20)), None
+    if options.failovers:
+        (kind,) = [kind for kind in kinds() if kind.startswith("sentinel-")][:1]
+        servers = stack.enter_context(started(kind, folder))
+        server, url, fail_over = servers.nodes[0], servers.url, lambda: take_over(servers)
+    else:
+        server = stack.enter_context(EmbeddedServer(data_dir=data, binary=server_program(
+            folder, "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0")))  # fmt: skip
+        url = server.url
 
     def start_worker() -> WorkerProcess:
-        return stack.enter_context(WorkerProcess(server.url, folder / f"worker{next(numbers)}.log", **FLAGS))
+        return stack.enter_context(WorkerProcess(url, folder / f"worker{next(numbers)}.log", **FLAGS))
 
-    with redis.Redis.from_url(server.url) as connection:
+    with connect_sync(url) as connection:
         known_queue(connection)
         await until(connection.ping)
-    async with AsyncClient(server.url) as first, AsyncClient(server.url) as second:
-        soak = Soak(server, data, [first, second], start_worker, random.Random(options.seed))
+    async with AsyncClient(url) as first, AsyncClient(url) as second:
+        soak = Soak(server, data, [first, second], start_worker, random.Random(options.seed), options.jobs,
+                    options.lossless or options.failovers, fail_over)  # fmt: skip
         return await run(soak, options.minutes, options.workers)
 
 
@@ -315,7 +373,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--jobs", type=float, default=math.inf, help="end after so many")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lossless", action="store_true", help="nothing is lost and nothing edited")
+    parser.add_argument("--failovers", action="store_true", help="a replica takes over, and nothing is lost")
     given = parser.parse_args()
     os.environ["OCTAVO_CHECK_INTEGRITY"] = "1"
     with tempfile.TemporaryDirectory(prefix="octavo-soak-") as folder, ExitStack() as stack:

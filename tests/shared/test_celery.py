@@ -304,3 +304,37 @@ def test_a_full_queue_is_tried_again_every_few_seconds(generate: Any, monkeypatc
     assert countdowns == sorted(countdowns)
     assert countdowns[0] < 1
     assert 1 < countdowns[-1] < 60
+
+
+ROUTES = {
+    "topic": {"queue": "media", "routing_key": "media.text"},
+    "topic to two queues": {"queue": "media", "routing_key": "media.video"},
+    "fanout": {"queue": "news"},
+    "direct": {"queue": "ranked"},
+    "priority": {"queue": "ranked", "priority": 7},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_task_ends_whatever_exchange_it_goes_through(
+    app: ModuleType, generate: Any, client: Client, route: str
+) -> None:
+    prompt = f"through {route}"
+    result = generate.apply_async((prompt,), {"model": "toy", "max_tokens": 20, "seed": 1}, **ROUTES[route])
+    assert result.get(timeout=STALL_S)["token_ids"] == reference(prompt, 1, 20)
+
+
+@pytest.mark.parametrize("lost", ["to nowhere", "by a sender that keeps nothing"])
+def test_a_task_for_a_topic_is_sent_again(
+    app: ModuleType, generate: Any, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Celery itself publishes to an exchange without its queue, or a worker without what its sender declared."""
+    module = importlib.import_module("octavo.service.celery")
+    options: dict[str, Any] = {"routing_key": "media.text"}
+    if lost == "to nowhere":
+        options["exchange"] = "files"
+    else:
+        options["queue"] = "media"
+        monkeypatch.setattr(module.WaitingTasks, "keep", lambda *_, **__: None)
+    task = generate.apply_async((lost,), {"model": "toy", "max_tokens": 10, "seed": 1}, **options)
+    assert task.get(timeout=STALL_S)["token_ids"] == reference(lost, 1, 10)

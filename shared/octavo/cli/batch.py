@@ -18,9 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from octavo.cli.console import AsJson, RedisUrl, counted, fail, print_json
-from octavo.service.batches.files import BatchFileError, keep_answers, read_lines
+from octavo.service.batches.files import BatchFileError, read_lines
 from octavo.service.batches.lines import parse_lines
 from octavo.service.batches.run import MAX_WINDOW, BatchRun
+from octavo.service.batches.target import open_target
 from octavo.service.console import err
 from octavo.terms.errors import ServerUnavailable
 from octavo.terms.fields import Priority
@@ -60,10 +61,8 @@ def run(
         lines = parse_lines(read_lines(source), model, priority)
         if twice := _repeated(line.custom_id for line in lines):
             raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
-        done = keep_answers(target, lines)
-        open_lines = [line for line in lines if line.id not in done]
-        skipped = len(lines) - len(open_lines)
-        with target.open("a", encoding="utf-8") as output, _progress(len(lines), skipped) as advance:
+        with open_target(target, lines) as (output, done), _progress(len(lines), skipped := len(done)) as advance:
+            open_lines = [line for line in lines if line.id not in done]
             batch = BatchRun(str(target.resolve()), tenant, output, advance)
             try:
                 asyncio.run(batch.run(redis_url, open_lines, window))

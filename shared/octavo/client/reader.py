@@ -81,7 +81,7 @@ class Reader:
         """The next event that was heard, unless the consumer has it, or something is missing before it."""
         if not self.live:
             told, self.progress = wire.decode_progress(self.progress or b""), None
-            return Event(offset=self.offset, progress=told)
+            return Event(offset=self.offset, progress=told, epoch="" if self.known else self.epoch)
         event = parse_entry(*self.live.popleft(), self.read)
         if event.end is None and event.offset <= self.read:
             return None

@@ -40,6 +40,7 @@ from octavo.client.blocking import Client
 from octavo.client.handles import ensure_completed
 from octavo.client.requests import RequestFields
 from octavo.queue.connection import connect_sync, default_url, outage
+from octavo.service.task_queues import bound_to, described, entities_of, queue_names
 from octavo.service.waiting_tasks import PREFIX, WaitingTasks
 from octavo.terms.errors import QueueFull, ServerUnavailable
 from octavo.terms.messages import JobStatus
@@ -71,7 +72,9 @@ class GenerateTask(Task):  # type: ignore[misc]
     def look_again(self, reason: Exception | None = None) -> NoReturn:
         """Looks for the job's end again, later and later. Raises Celery's `Retry`."""
         looks = min(self.request.retries, 20)  # a job may take days: the power would outgrow a float
-        raise self.retry(exc=reason, countdown=min(_FIRST_LOOK_S * 1.5**looks, _LATEST_LOOK_S))
+        countdown = min(_FIRST_LOOK_S * 1.5**looks, _LATEST_LOOK_S)
+        declare = bound_to(self.app, (self.request.delivery_info or {}).get("exchange"))
+        raise self.retry(exc=reason, countdown=countdown, **({"declare": declare} if declare else {}))
 
     def check_kept(self) -> None:
         """Let go of a message whose task has a result; send one again that is not kept, as its sender did not know
@@ -163,17 +166,17 @@ class Watcher(threading.Thread):
     def _recheck(self) -> None:
         """Sends tasks again that ended unseen, or never began, unless messages wait in their queue: theirs may be
         there."""
-        queued: dict[str, bool] = {}
+        queued: dict[tuple[str, ...], bool] = {}
         while task_ids := self._waiting.unseen(time.time() - self._recheck_s):
             self._waiting.touch(task_ids, time.time())
             for task_id, status in zip(task_ids, self._waiting.job_states(task_ids), strict=True):
                 message = self._message(task_id)
                 if message is None or (status is not None and not status.is_terminal):
                     continue
-                queue = message["routing_key"]
-                if queue not in queued:
-                    queued[queue] = self._has_messages(queue)
-                if not queued[queue]:
+                names = queue_names(message)
+                if names not in queued:
+                    queued[names] = any(map(self._has_messages, names))
+                if not queued[names]:
                     self._send(task_id, message)
 
     def _message(self, task_id: str) -> dict[str, Any] | None:
@@ -191,12 +194,16 @@ class Watcher(threading.Thread):
         if status is JobStatus.COMPLETED:  # in time
             headers["expires"] = None
         self._waiting.touch([task_id], time.time())
+        conf = self._app.conf
         with self._app.producer_or_acquire() as producer:
             producer.publish(
                 message["body"],
                 exchange=message["exchange"],
                 routing_key=message["routing_key"],
-                serializer=self._app.conf.task_serializer,
+                serializer=conf.task_serializer,
+                compression=conf.task_compression,
+                delivery_mode=conf.task_default_delivery_mode,
+                declare=entities_of(message),
                 headers=headers,
                 retry=False,
                 **message["properties"],
@@ -236,7 +243,13 @@ def _add_watcher(instance: Any, **_: Any) -> None:
 
 @before_task_publish.connect(sender=NAME)  # type: ignore[untyped-decorator]
 def _keep(
-    body: Any, exchange: str, routing_key: str, headers: dict[str, Any], properties: dict[str, Any], **_: Any
+    body: Any,
+    exchange: str,
+    routing_key: str,
+    headers: dict[str, Any],
+    properties: dict[str, Any],
+    declare: Sequence[Any] | None = None,
+    **_: Any,
 ) -> None:
     """Before the message goes: from then on it may be lost."""
     task: Any = generate
@@ -247,6 +260,7 @@ def _keep(
         "routing_key": routing_key,
         "headers": headers,
         "properties": properties,
+        "declare": described(declare or bound_to(task.app, exchange)),
     }
     sent, due = _timestamp(headers.get("eta")) or time.time(), _timestamp(headers.get("expires"))
     try:
@@ -283,7 +297,7 @@ def _unavailable(task: GenerateTask) -> Iterator[None]:
 
 def _packed(message: dict[str, Any], app: Celery) -> bytes:
     """By the serializer of the application's tasks, behind what it calls itself."""
-    kind, encoding, data = serialization.dumps(message, app.conf.task_serializer)  # type: ignore[no-untyped-call]
+    kind, encoding, data = serialization.dumps(message, app.conf.task_serializer)
     head = f"{kind} {encoding}\n".encode()
     return head + (data if isinstance(data, bytes) else data.encode())
 
@@ -291,8 +305,8 @@ def _packed(message: dict[str, Any], app: Celery) -> bytes:
 def _unpacked(packed: bytes, app: Celery) -> dict[str, Any]:
     head, _, data = packed.partition(b"\n")
     kind, encoding = head.decode().split()
-    accepted = serialization.prepare_accept_content([app.conf.task_serializer])  # type: ignore[no-untyped-call]
-    message: dict[str, Any] = serialization.loads(data, kind, encoding, accept=accepted)  # type: ignore[no-untyped-call]
+    accepted = serialization.prepare_accept_content([app.conf.task_serializer])
+    message: dict[str, Any] = serialization.loads(data, kind, encoding, accept=accepted)
     return message
 
 

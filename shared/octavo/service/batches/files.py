@@ -33,14 +33,12 @@ def read_lines(path: Path) -> list[str]:
         raise BatchFileError(str(error)) from None
 
 
-def keep_answers(target: Path, lines: Sequence[BatchLine]) -> set[str]:
-    """The ids of the lines that an earlier run answered.
+def kept_answers(target: Path, lines: Sequence[BatchLine]) -> tuple[set[str], str]:
+    """The ids of the answers that an earlier run gave, and the text that the file should have.
 
-    Failures, a torn last line and answers to requests that have changed since are removed from the file. An answer
-    follows its line to another custom_id. A file that holds anything else than answers is left alone: `BatchFileError`.
+    Failures, a torn last line and answers to requests that have changed since are not in it. An answer follows its line
+    to another custom_id. A file that holds anything else than answers is left alone: `BatchFileError`.
     """
-    if not target.exists():
-        return set()
     custom_ids = {line.id: line.custom_id for line in lines}
     present = set(custom_ids.values())
     kept: dict[str, dict[str, Any]] = {}
@@ -58,8 +56,7 @@ def keep_answers(target: Path, lines: Sequence[BatchLine]) -> set[str]:
         old = target.with_name(f"{target.name}.old")
         shutil.copyfile(target, old)
         err.print(f"{outdated} answers in {target} were to other requests; they are kept in {old}")
-    _rewrite(target, "".join(encode_answer(answer) for answer in kept.values()))
-    return set(kept)
+    return set(kept), "".join(encode_answer(answer) for answer in kept.values())
 
 
 def encode_answer(answer: dict[str, Any]) -> str:
@@ -89,13 +86,3 @@ def _is_answer(value: Any) -> bool:
         and isinstance(value.get("custom_id"), str)
         and "response" in value
     )
-
-
-def _rewrite(target: Path, text: str) -> None:
-    """All or nothing: an interruption loses no answer."""
-    data = text.encode()
-    if data == target.read_bytes():
-        return
-    draft = target.with_name(f"{target.name}.part")
-    draft.write_bytes(data)
-    draft.replace(target)
