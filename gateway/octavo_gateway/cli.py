@@ -46,6 +46,7 @@ def gateway(
     max_header_bytes: Annotated[int | None, _option("max_header_bytes")] = None,
     max_connections: Annotated[int | None, _option("max_connections")] = None,
     request_timeout: Annotated[float | None, _option("request_timeout")] = None,
+    stall_timeout: Annotated[float | None, _option("stall_timeout")] = None,
     keep_alive: Annotated[float | None, _option("keep_alive")] = None,
     grace: Annotated[float | None, _option("grace")] = None,
     log_level: Annotated[str | None, _option("log_level")] = None,
