@@ -14,7 +14,7 @@ from pydantic import StringConstraints
 from octavo.dialects.events import event_bytes
 from octavo.dialects.logprobs import logprobs_json
 from octavo.queue import wire
-from octavo.terms.errors import JobNotFound, MalformedMessage
+from octavo.terms.errors import InvalidRequest, JobNotFound, MalformedMessage
 from octavo.terms.messages import JobStatus, TokenLogprob
 from octavo.terms.models import JobInfo, JobRequest, Result, SequenceResult
 from octavo_gateway.auth import Caller, CurrentCaller
@@ -36,7 +36,10 @@ Position = Annotated[str, StringConstraints(pattern=r"^\d{1,15}(-[01])?$")]
 async def _job_request(request: Request) -> JobRequest:
     kind = media_type(request, JSON, MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
     body = await read_body(request, request.state.gateway.settings.max_body_bytes)
-    return await apart(request, lambda: parsed(JobRequest, body) if kind == JSON else wire.decode_request(body))
+    try:
+        return await apart(request, lambda: parsed(JobRequest, body) if kind == JSON else wire.decode_request(body))
+    except MalformedMessage as error:
+        raise InvalidRequest(error.message, code=error.code) from None
 
 
 @router.post("", status_code=202, openapi_extra=described(JobRequest, JSON, MSGPACK))
