@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -32,6 +33,8 @@ from octavo.terms.errors import (
 )
 from octavo.terms.messages import JobError, JobStatus
 
+log = logging.getLogger(__name__)
+
 IN_OPENAPI: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "description": "What is wrong with the request, and where",
@@ -57,6 +60,9 @@ IN_OPENAPI: dict[int | str, dict[str, Any]] = {
 }
 """The one shape, for the API's description of itself."""
 
+UNAVAILABLE = "the queue is not available: try again; the log of the gateway says why"
+"""Instead of the reason, which names servers: that is the operators' business."""
+
 CLIENT_CLOSED_REQUEST = 499
 """Status in logs and metrics where the client left before the answer."""
 
@@ -65,7 +71,7 @@ _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
     (UnknownModel, 404),
     (GrammarError, 400),
     (InvalidRequest, 400),
-    (MalformedMessage, 400),
+    (MalformedMessage, 500),  # stored by a worker or damaged since; a client's own bytes are an InvalidRequest
     (JobNotFound, 404),
     (WorkerNotFound, 404),
     (IdempotencyConflict, 409),
@@ -114,8 +120,13 @@ def of_octavo(error: OctavoError) -> ApiError:
     headers = {}
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-    elif isinstance(error, ServerUnavailable | Busy):
+    elif isinstance(error, ServerUnavailable):
+        log.warning("a request cannot be served: %s", error.message)
+        return ApiError(status, UNAVAILABLE, code=error.code, headers={"Retry-After": "1"})
+    elif isinstance(error, Busy):
         headers["Retry-After"] = "1"
+    elif isinstance(error, MalformedMessage):
+        headers["x-should-retry"] = "false"
     return ApiError(status, error.message, code=error.code, param=error.param, headers=headers)
 
 

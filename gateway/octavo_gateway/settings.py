@@ -66,6 +66,9 @@ class GatewaySettings(BaseSettings):
     max_header_bytes: PositiveInt = Field(65_536, description="Largest address and headers of a request, bytes.")
     max_connections: PositiveInt = Field(10_000, description="Connections of one process; more get 503.")
     request_timeout: PositiveFloat = Field(30.0, description="Seconds that a client has to send a whole request.")
+    stall_timeout: PositiveFloat = Field(
+        60.0, description="Seconds without a byte taken after which a client that does not read is let go."
+    )
     keep_alive: PositiveFloat = Field(15.0, description="Seconds of silence after which a stream gets a comment.")
     grace: PositiveFloat = Field(10.0, description="Seconds that running requests get to finish after SIGTERM.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")

@@ -18,6 +18,7 @@ from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
 
 _PROBE_S = 1.0
+_LOADED_AT_ONCE = 2  # results, each of which may have megabytes
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Gateway:
         self.writes = Writes(client)
         self.door = Door(client, metrics)
         self.reader = ThreadPoolExecutor(1, "reader")
+        self.loading = asyncio.Semaphore(_LOADED_AT_ONCE)
         self.draining = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 

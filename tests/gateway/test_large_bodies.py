@@ -24,7 +24,7 @@ from octavo.queue import wire
 from octavo.terms.errors import InvalidRequest, MalformedMessage
 from octavo.terms.models import JobRequest
 from octavo_gateway.http import body as module
-from octavo_gateway.http.body import MAX_CONTAINERS, MAX_MEMBERS, parsed
+from octavo_gateway.http.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES, parsed
 from octavo_gateway.tokenizer import DetokenizeRequest, TokenizeRequest
 
 MODELS: dict[str, type[BaseModel]] = {
@@ -112,9 +112,16 @@ def test_so_are_more_members_of_objects(monkeypatch: pytest.MonkeyPatch) -> None
         parsed(JobRequest, body)
 
 
-@pytest.mark.parametrize("piece", ["{", "[", ":", '{\\"a\\": [', "\\\\", '\\\\\\"{'])
+def test_so_are_more_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = ",".join(["1"] * (MAX_VALUES + 1))
+    monkeypatch.delattr(module, "from_json")
+    with pytest.raises(InvalidRequest):
+        parsed(JobRequest, f'{{"model": "m", "prompt": [{prompt}]}}'.encode())
+
+
+@pytest.mark.parametrize("piece", [",", "{", "[", ":", '{\\"a\\": [', "\\\\", '\\\\\\"{'])
 def test_what_stands_in_a_text_is_not_counted(piece: str) -> None:
-    prompt = piece * (MAX_MEMBERS + 1)
+    prompt = piece * (MAX_VALUES + 1)
     job = parsed(JobRequest, f'{{"model": "m", "prompt": "{prompt}"}}'.encode())
     assert job.prompt == msgspec.json.decode(f'"{prompt}"')
 

@@ -248,6 +248,50 @@ async def test_without_a_server_everything_says_so(own_gateway):
         assert sample((await http.get("/metrics")).text, "octavo_server_up") == 0
 
 
+@pytest.mark.parametrize("redis_url", ["redis://127.0.0.1:1/0", "redis+sentinel://127.0.0.1:1/main"])
+async def test_addresses_of_servers_are_not_told_to_tenants(own_gateway, redis_url, caplog):
+    url = own_gateway(redis_url=redis_url, api_keys="acme:k")
+    headers = {"Authorization": "Bearer k"}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    async with httpx.AsyncClient(base_url=url, timeout=STALL_S, headers=headers) as http:
+        replies = [await http.get(path) for path in ("/readyz", "/v1/models", "/v1/jobs", "/v1/workers")]
+        replies += [await http.post(path, json=chat) for path in ("/v1/chat/completions", "/v1/messages")]
+        replies.append(await http.post("/v1/chat/completions", json={**chat, "stream": True}))
+        replies.append(await http.post("/v1/responses", json={"model": MODEL, "input": "x"}))
+    for reply in replies:
+        assert reply.status_code == 503
+        assert "127.0.0.1" not in reply.text
+        assert "not available" in reply.text
+    logged = [record.getMessage() for record in caplog.records if record.name == "octavo_gateway.errors"]
+    assert logged
+    assert all("127.0.0.1:1" in message for message in logged)
+
+
+@pytest.mark.parametrize("suffix", ["result", "stream", "log"])
+async def test_what_was_stored_garbled_is_no_fault_of_the_client(http, redis_url, suffix):
+    keys = Keys()
+    async with ScriptedWorker(redis_url), connect(redis_url) as connection:
+        job = (await http.post("/v1/jobs", json={**HELLO_JOB, "sampling": {"max_tokens": 2}})).json()
+        await until(lambda: _has_ended(http, job))
+        await connection.set(keys.result(job["id"]), b"\xc1 garbled")
+        await connection.delete(keys.stream(job["id"]))
+        reply = await http.get(job["links"][suffix])
+    if suffix == "stream":
+        assert (reply.status_code, "malformed_message" in reply.text) == (200, True)
+    else:
+        assert (reply.status_code, reply.json()["error"]["code"]) == (500, "malformed_message")
+        assert (reply.json()["error"]["type"], reply.headers["x-should-retry"]) == ("server_error", "false")
+
+
+async def _has_ended(http: httpx.AsyncClient, job: dict) -> bool:
+    return (await http.get(job["links"]["self"])).json()["status"] == "completed"
+
+
+async def test_bytes_of_the_client_that_are_no_message_are_its_own_fault(http):
+    reply = await http.post("/v1/jobs", content=b"\xc1", headers={"Content-Type": "application/msgpack"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "malformed_message")
+
+
 async def test_a_server_that_restarts_loses_nothing(own_gateway, tmp_path):
     with killable_server(tmp_path) as server, redis.Redis.from_url(server.url) as connection:
         url = own_gateway(redis_url=server.url)

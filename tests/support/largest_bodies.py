@@ -11,7 +11,7 @@ import msgpack
 import msgspec
 
 from octavo.terms.fields import MAX_BODY_BYTES
-from octavo_gateway.http.body import MAX_CONTAINERS, MAX_MEMBERS
+from octavo_gateway.http.body import MAX_CONTAINERS, MAX_MEMBERS, MAX_VALUES
 
 MODEL = "toy"
 USER = {"role": "user", "content": "x"}
@@ -51,22 +51,22 @@ def largest(path: str, name: str, made: Made) -> Iterator[LargestBody]:
     may have: most are refused by their number already."""
     small, large = (_costs(made(count)) for count in (1000, 2000))
     growths = [(at_large - at_small) / 1000 for at_small, at_large in zip(small, large, strict=True)]
-    by_bytes = _fitting(made, [growths[0], 0, 0])
+    by_bytes = _fitting(made, [growths[0], 0, 0, 0])
     by_values = _fitting(made, growths)
     yield LargestBody(path, name, msgspec.json.encode(made(by_bytes)))
     if by_values < by_bytes:
         yield LargestBody(path, f"{name}, as many as may be", msgspec.json.encode(made(by_values)))
 
 
-def _costs(value: Any) -> tuple[int, int, int]:
-    """Bytes, containers, members."""
+def _costs(value: Any) -> tuple[int, int, int, int]:
+    """Bytes, containers, members, values."""
     text = msgspec.json.encode(value)
-    return len(text), text.count(b"{") + text.count(b"["), text.count(b":")
+    return len(text), text.count(b"{") + text.count(b"["), text.count(b":"), text.count(b",")
 
 
 def _fitting(made: Made, growths: list[float]) -> int:
     """The largest count within those limits that grow, nearly."""
-    limits = (MAX_BODY_BYTES - 4096, MAX_CONTAINERS - 64, MAX_MEMBERS - 64)
+    limits = (MAX_BODY_BYTES - 4096, MAX_CONTAINERS - 64, MAX_MEMBERS - 64, MAX_VALUES - 64)
     grown = [(limit, growth, i) for i, (limit, growth) in enumerate(zip(limits, growths, strict=True)) if growth > 0]
     count = min(int(limit / growth) for limit, growth, _ in grown)
     while any(_costs(made(count))[i] > limit for limit, _, i in grown):

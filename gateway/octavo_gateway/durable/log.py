@@ -4,9 +4,9 @@ show in them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Self
 
 from octavo.dialects.events import end_json, single_tokens, tokens_json
@@ -14,6 +14,8 @@ from octavo.queue.pages import Page
 from octavo.terms.models import Event
 from octavo.terms.positions import Position
 
+_MOST_CHARACTERS = 128 * 1024  # of an answer, about: it is whole in memory until its client has it
+_LOGPROB = 100  # characters
 _DIGITS = 12  # as many for every offset: they are compared as text
 _END = "_1"
 _OFFSET = re.compile(rf"(\d{{{_DIGITS}}})(?:\.([0-9a-f]{{8}}))?({_END})?", re.ASCII)
@@ -67,9 +69,9 @@ def batch_of_page(page: Page, start: Offset, limit: int) -> Batch:
     closed = start.ended and page.info.status.is_terminal
     if closed:
         return Batch((), start, up_to_date=True, closed=True)
-    events = list(chain.from_iterable(map(_single, page.events)))
-    batch = batch_of_events(events[:limit], start)
-    return Batch(batch.messages, batch.next, page.is_last and len(events) <= limit, batch.closed)
+    events = chain.from_iterable(map(_single, page.events))
+    batch = batch_of_events(_as_many(events, limit), start)
+    return Batch(batch.messages, batch.next, page.is_last and next(events, None) is None, batch.closed)
 
 
 def batch_of_events(events: Iterable[Event], start: Offset) -> Batch:
@@ -79,6 +81,17 @@ def batch_of_events(events: Iterable[Event], start: Offset) -> Batch:
         after = Offset(event.offset, event.end is not None, event.epoch)
         messages.append(tokens_json(event) if event.end is None else end_json(event.offset, event.end))
     return Batch(tuple(messages), after, up_to_date=True, closed=after.ended)
+
+
+def _as_many(events: Iterator[Event], limit: int) -> Iterator[Event]:
+    """At most `limit`, and no more than fit an answer, but one."""
+    size = 0
+    for event in islice(events, limit):
+        yield event
+        logprobs = () if event.chunk is None else event.chunk.logprobs or ()
+        size += len(event.text) + _LOGPROB * sum(1 + len(item.top) for item in logprobs)
+        if size >= _MOST_CHARACTERS:
+            return
 
 
 def _single(event: Event) -> Iterable[Event]:

@@ -21,9 +21,11 @@ Model = TypeVar("Model", bound=BaseModel)
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 
-MAX_CONTAINERS = 20_000
-MAX_MEMBERS = 60_000
-"""Objects and arrays of a body, and members of its objects: what is made of each costs a hundred times its bytes."""
+MAX_CONTAINERS = 16_000
+MAX_MEMBERS = 48_000
+MAX_VALUES = 300_000
+"""Objects and arrays of a body, members of its objects, and all its values: each costs many times its bytes once it is
+made. A megabyte has some 200,000 token ids."""
 
 _LARGE = 16 * 1024  # bytes from which the hop to a thread costs less than what is done there
 
@@ -95,14 +97,15 @@ def _check_counts(body: bytes) -> None:
         outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]  # of strings
         if _exceeds(b"".join(outside)):
             raise InvalidRequest(
-                f"the body has more than {MAX_CONTAINERS} objects and arrays, or {MAX_MEMBERS} members of objects: "
-                "send fewer",
+                f"the body has more than {MAX_CONTAINERS} objects and arrays, {MAX_MEMBERS} members of objects, or "
+                f"{MAX_VALUES} values in all: send fewer",
                 code="too_many_values",
             )
 
 
 def _exceeds(text: bytes) -> bool:
-    return text.count(b"{") + text.count(b"[") > MAX_CONTAINERS or text.count(b":") > MAX_MEMBERS
+    containers = text.count(b"{") + text.count(b"[")
+    return containers > MAX_CONTAINERS or text.count(b":") > MAX_MEMBERS or text.count(b",") >= MAX_VALUES
 
 
 def described(model: type[BaseModel], *media_types: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Clients without a key reach this code. What it refuses costs no task, and is ans
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from http import HTTPStatus
 from typing import Any
@@ -13,7 +14,13 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo_gateway.errors import ApiError
+from octavo_gateway.http.flow import Flow, Taking, after_heads
 from octavo_gateway.state import Gateway
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 64
+"""Requests that wait on a connection for the answer to one before them. While there are so many it is not read."""
 
 _RESERVED_FILES = 64
 """Open files that are no clients' connections: the server's, logs, metrics."""
@@ -28,15 +35,22 @@ def raise_file_limit() -> None:
 class HttpProtocol(HttpToolsProtocol):
     """One connection."""
 
+    flow: Flow
+
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._gateway: Gateway = self.app_state["gateway"]
         self._settings = self._gateway.settings
         self._pending_bytes = 0  # of a head, or between two pieces of a body
         self._receiving: asyncio.TimerHandle | None = None
+        self._unparsed = bytearray()  # what came together with more requests than may wait
+        self._running: RequestResponseCycle | None = None
+        self._taking: Taking | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = Flow(transport)
+        self._taking = Taking(transport, self._settings.stall_timeout, self._let_go)
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if len(self.connections) > min(self._settings.max_connections, open_files - _RESERVED_FILES):
             self._refuse(ApiError(503, "too many connections: try again", code="too_many_connections"))
@@ -45,16 +59,60 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._request_received()
+        self._unparsed.clear()
+        if self._taking is not None:
+            self._taking.end()
         super().connection_lost(exc)
+        for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):  # the base class knows the latest only
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
         self._expect_request()
-        self._pending_bytes += len(data)
-        super().data_received(data)
-        if self._pending_bytes > self._settings.max_header_bytes:
-            self._refuse_head()
+        self._unparsed += data
+        self._parse()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._unparsed or self.flow.held:
+            self.loop.call_soon(self._parse)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._taking is not None:
+            self._taking.begin()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._taking is not None:
+            self._taking.end()
+
+    def _parse(self) -> None:
+        """What has come, as long as no more requests wait than may."""
+        while self._unparsed and len(self.pipeline) < MAX_WAITING and not self.transport.is_closing():
+            end = after_heads(self._unparsed, MAX_WAITING - len(self.pipeline))
+            piece = bytes(memoryview(self._unparsed)[:end])
+            del self._unparsed[:end]
+            self._pending_bytes += len(piece)
+            super().data_received(piece)
+            if self._pending_bytes > self._settings.max_header_bytes:
+                self._refuse_head()
+        was_held = self.flow.held
+        self.flow.hold(bool(self._unparsed) or len(self.pipeline) >= MAX_WAITING)
+        if was_held and not self.pipeline:
+            self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _let_go(self) -> None:
+        log.info("a client took nothing for %g s: its connection is closed", self._settings.stall_timeout)
+        self.transport.abort()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -13,14 +14,15 @@ from pydantic import StringConstraints
 from octavo.dialects.events import event_bytes
 from octavo.dialects.logprobs import logprobs_json
 from octavo.queue import wire
-from octavo.terms.errors import JobNotFound, MalformedMessage
-from octavo.terms.messages import JobStatus
-from octavo.terms.models import JobInfo, JobRequest, Result
+from octavo.terms.errors import InvalidRequest, JobNotFound, MalformedMessage
+from octavo.terms.messages import JobStatus, TokenLogprob
+from octavo.terms.models import JobInfo, JobRequest, Result, SequenceResult
 from octavo.terms.positions import Position
 from octavo_gateway.auth import Caller, CurrentCaller
 from octavo_gateway.door import Entry, KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.body import JSON, MSGPACK, apart, described, media_type, parsed, read_body
+from octavo_gateway.http.parts import JsonInParts
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
 from octavo_gateway.jobs.owned import OwnJob, check_id, check_owner, not_found
 from octavo_gateway.state import Gateway
@@ -35,7 +37,10 @@ Place = Annotated[str, StringConstraints(pattern=r"^\d{1,15}(-[01]|\.[0-9a-f]{8}
 async def _job_request(request: Request) -> JobRequest:
     kind = media_type(request, JSON, MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
     body = await read_body(request, request.state.gateway.settings.max_body_bytes)
-    return await apart(request, lambda: parsed(JobRequest, body) if kind == JSON else wire.decode_request(body))
+    try:
+        return await apart(request, lambda: parsed(JobRequest, body) if kind == JSON else wire.decode_request(body))
+    except MalformedMessage as error:
+        raise InvalidRequest(error.message, code=error.code) from None
 
 
 @router.post("", status_code=202, openapi_extra=described(JobRequest, JSON, MSGPACK))
@@ -81,9 +86,22 @@ async def result(request: Request, job_id: str, caller: CurrentCaller) -> Respon
     """The finished job with all its sequences; `202` and the job while it is not finished."""
     check_id(job_id)
     gateway: Gateway = request.state.gateway
-    info, found = await gateway.client.outcome(job_id)
+    async with gateway.loading:
+        info, found = await gateway.client.outcome(job_id)
     check_owner(info, caller.tenant)
-    return JSONResponse(job_json(info, caller), 202) if found is None else JSONResponse(_result_json(found))
+    if found is None:
+        return JSONResponse(job_json(info, caller), 202)
+    value = _result_json(found)
+    del found  # while it is sent, its parts alone are there
+
+    async def again() -> dict[str, Any]:
+        async with gateway.loading:
+            _, found = await gateway.client.outcome(job_id)
+        if found is None:
+            raise not_found(job_id)
+        return _result_json(found)
+
+    return JsonInParts(request, value, again)
 
 
 @router.delete("/{job_id}", status_code=202)
@@ -164,10 +182,21 @@ def job_json(info: JobInfo, caller: Caller) -> dict[str, Any]:
 
 
 def _result_json(result: Result) -> dict[str, Any]:
-    body = result.model_dump(mode="json", exclude={"sequences", "prompt_logprobs"})
-    sequences = [
-        {**sequence.model_dump(mode="json", exclude={"logprobs"}), "logprobs": logprobs_json(sequence.logprobs)}
-        for sequence in result.sequences
-    ]
-    prompt = logprobs_json(result.prompt_logprobs)
-    return {"object": "job.result", **body, "sequences": sequences, "prompt_logprobs": prompt}
+    """A result for `pieces`: what may be long is made item by item."""
+    body = result.model_dump(mode="json", exclude={"sequences", "prompt_logprobs", "prompt_token_ids"})
+    return {
+        "object": "job.result",
+        **body,
+        "prompt_token_ids": None if result.prompt_token_ids is None else iter(result.prompt_token_ids),
+        "sequences": map(_sequence_json, result.sequences),
+        "prompt_logprobs": _logprobs(result.prompt_logprobs),
+    }
+
+
+def _sequence_json(sequence: SequenceResult) -> dict[str, Any]:
+    body = sequence.model_dump(mode="json", exclude={"logprobs", "token_ids"})
+    return {**body, "token_ids": iter(sequence.token_ids), "logprobs": _logprobs(sequence.logprobs)}
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> Iterator[Any] | None:
+    return None if logprobs is None else (one for item in logprobs for one in logprobs_json([item]) or ())

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo_gateway.auth import require_operator
+from octavo_gateway.errors import UNAVAILABLE
 from octavo_gateway.state import Gateway
 from octavo_gateway.status.metrics import render_fleet
 
@@ -48,6 +49,8 @@ async def _why_not_ready(gateway: Gateway) -> str | None:
     try:
         models = await gateway.client.models()
         await gateway.writes.check()
+    except ServerUnavailable as error:
+        return error.message if gateway.keyring.is_open else UNAVAILABLE
     except OctavoError as error:
         return error.message
     return None if models else "no worker has registered a model yet: start one with `octavo worker`"

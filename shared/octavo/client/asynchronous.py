@@ -6,11 +6,12 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
+from functools import partial
 from typing import Self, TypeVar, Unpack
 
 from octavo.client.handles import AsyncJob
 from octavo.client.pins import announce, build_pin, drop_pin, list_pins, store_pin
-from octavo.client.requests import Prompt, RequestFields, build_request, checked_tenant
+from octavo.client.requests import Prompt, RequestFields, build_request, checked_tenant, is_large
 from octavo.client.submissions import Submissions
 from octavo.client.subscriber import Subscriber
 from octavo.queue.calls import Call, Watch, run, run_all, run_many
@@ -144,7 +145,8 @@ class AsyncClient:
             for job_id in ids:
                 self._subscriber.expect(job_id)
         try:
-            calls = [self._enqueue(job_id, job, tenant, follow) for job_id, job in zip(ids, batch, strict=True)]
+            make = partial(map, partial(self._enqueue, tenant=tenant, follow=follow), ids, batch)
+            calls = await asyncio.to_thread(lambda: [*make()]) if any(is_large(job[0]) for job in batch) else [*make()]
             answers = await self._enqueue_all(calls)
             accepted = {answer.id for answer in answers if isinstance(answer, AsyncJob)}
         finally:

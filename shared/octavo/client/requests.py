@@ -16,6 +16,8 @@ from octavo.terms.structured import GRAMMAR_KINDS, Grammar, of_keyword
 from octavo.terms.tools import Tool, ToolChoice
 
 Prompt = str | Sequence[int]
+_MANY_TURNS = 512
+_MANY_TOKENS = 65_536
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
 
 
@@ -78,6 +80,13 @@ def _grammar(values: dict[str, Any]) -> Grammar | None:
         names = ", ".join([*wanted, *(["grammar"] if "grammar" in values else [])])
         raise InvalidRequest(f"give one of {names}", param="grammar")
     return next(iter(wanted.values()), None)
+
+
+def is_large(request: JobRequest) -> bool:
+    """Whether writing a request down takes milliseconds, which an event loop should not wait for."""
+    return len(request.messages or ()) > _MANY_TURNS or (
+        isinstance(request.prompt, tuple) and len(request.prompt) > _MANY_TOKENS
+    )
 
 
 def checked_tenant(name: str) -> str:
