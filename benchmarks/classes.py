@@ -240,7 +240,8 @@ def has_all_rows(stats: WorkerStats) -> bool:
 
 
 def has_all_blocks(stats: WorkerStats) -> bool:
-    return stats.free_blocks + stats.cached_blocks < stats.num_blocks // 12
+    """A worker that has just begun has no figures yet."""
+    return stats.running > 0 and stats.free_blocks + stats.cached_blocks < stats.num_blocks // 12
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -249,7 +250,9 @@ def measure(arguments: argparse.Namespace) -> None:
     def save() -> None:
         if arguments.out is not None:
             told = {"model": arguments.model, "device": arguments.device, "trace": arguments.trace.name}
-            write(report("classes", rows, **told), arguments.out)
+            document = report("classes", rows, **told)
+            document["command"] = document["command"].replace(str(arguments.trace), arguments.trace.name)
+            write(document, arguments.out)
 
     with tempfile.TemporaryDirectory() as folder:
         is_shape = arguments.model in SHAPES

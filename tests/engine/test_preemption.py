@@ -178,3 +178,22 @@ def test_no_sequence_is_preempted_twice_within_a_block(mode):
     assert any(len(counts) > 1 for counts in preempted.values())
     for counts in preempted.values():
         assert all(later - earlier >= 4 for earlier, later in pairwise(counts))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_scores_of_a_prompt_are_told_although_what_computed_them_was_aborted_on_the_host(steps):
+    driver = Driver.create(
+        100, 4, max_running=2, token_budget=8, runner={"num_host_blocks": 90}, policy=PreemptionPolicy("swap")
+    )
+    published = {index: expected_tokens(make_request("r", prompt(20), n=2), index) for index in range(2)}
+    request = make_request("r", prompt(20), max_tokens=12, published=published, priority=2, prompt_logprobs=0)
+    driver.add(request)
+    for _ in range(steps):
+        driver.step()
+    driver.add(make_request("high", prompt(4, 500), max_tokens=2, n=2, priority=0))
+    driver.step()
+    assert "r" not in driver.started
+    driver.scheduler.abort("r", 0)
+    driver.run()
+    assert len(driver.started["r"].prompt_logprobs) == 20
+    assert driver.tokens["r", 1] == expected_tokens(request, 1)

@@ -7,7 +7,7 @@ seen it, that never ended, and that were lost or ended in another way, and strea
 code 1 if there is any. What a stranger has edited may end as damaged; it must end, and hold up no other.
 
 Readers leave and come back with the position that they had reached, by another client. Of a job with one sequence none
-may be sent back to the beginning. With `--lossless` servers are restarted and lose nothing, and nobody edits;
+may be sent back to the beginning. With `--lossless` servers are restarted and lose nothing, and no value is edited;
 `--failovers` does so with a replica that takes over when it has everything. Then no reader at all may be sent back.
 """
 

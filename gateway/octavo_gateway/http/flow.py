@@ -31,7 +31,7 @@ class Flow(FlowControl):
 
 
 class Taking:
-    """Whether a client takes what is written for it. `gone` is called once it has taken no byte for `seconds`."""
+    """A watch on what a client takes. `gone` is called once it has taken no byte for `seconds`."""
 
     def __init__(self, transport: asyncio.Transport, seconds: float, gone: Callable[[], None]) -> None:
         transport.set_write_buffer_limits(high=0)  # so that the transport tells of every byte that waits

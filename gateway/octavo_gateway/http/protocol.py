@@ -92,7 +92,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._taking.end()
 
     def _parse(self) -> None:
-        """What has come, as long as no more requests wait than may."""
+        """Reads what has come, as long as no more requests wait than may."""
         while self._unparsed and len(self.pipeline) < MAX_WAITING and not self.transport.is_closing():
             end = after_heads(self._unparsed, MAX_WAITING - len(self.pipeline))
             piece = bytes(memoryview(self._unparsed)[:end])

@@ -11,7 +11,7 @@ from typing import Self, TypeVar, Unpack
 
 from octavo.client.handles import AsyncJob
 from octavo.client.pins import announce, build_pin, drop_pin, list_pins, store_pin
-from octavo.client.requests import Prompt, RequestFields, build_request, checked_tenant, is_large
+from octavo.client.requests import Asked, Prompt, RequestFields, build_request, checked_tenant, write_down
 from octavo.client.submissions import Submissions
 from octavo.client.subscriber import Subscriber
 from octavo.queue.calls import Call, Watch, run, run_all, run_many
@@ -43,7 +43,6 @@ from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo,
 DEFAULT_TENANT = "default"
 _BATCH = 64
 T = TypeVar("T")
-_Asked = tuple[JobRequest, str | None, bytes, bytes]  # request, idempotency key, attachment, fingerprint
 _Answers = list[AsyncJob | OctavoError]
 
 
@@ -138,15 +137,14 @@ class AsyncClient:
                 return answers + [error] * (len(requests) - start)
         return answers
 
-    async def _submit_batch(self, batch: Sequence[_Asked], tenant: str | None, follow: bool) -> _Answers:
+    async def _submit_batch(self, batch: Sequence[Asked], tenant: str | None, follow: bool) -> _Answers:
         ids = [self._keys.new_job_id() for _ in batch]
         accepted: set[str] = set()
         if follow:
             for job_id in ids:
                 self._subscriber.expect(job_id)
         try:
-            make = partial(map, partial(self._enqueue, tenant=tenant, follow=follow), ids, batch)
-            calls = await asyncio.to_thread(lambda: [*make()]) if any(is_large(job[0]) for job in batch) else [*make()]
+            calls = await write_down(partial(self._enqueue, tenant, follow), ids, batch)
             answers = await self._enqueue_all(calls)
             accepted = {answer.id for answer in answers if isinstance(answer, AsyncJob)}
         finally:
@@ -155,7 +153,7 @@ class AsyncClient:
                     self._subscriber.forget(job_id)
         return answers
 
-    def _enqueue(self, job_id: str, job: _Asked, tenant: str | None, follow: bool) -> Call[Enqueued] | OctavoError:
+    def _enqueue(self, tenant: str | None, follow: bool, job_id: str, job: Asked) -> Call[Enqueued] | OctavoError:
         request, idempotency_key, attachment, fingerprint = job
         seed = request.sampling.seed
         try:

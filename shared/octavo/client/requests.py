@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,7 +16,10 @@ from octavo.terms.sampling import SamplingFields, SamplingParams
 from octavo.terms.structured import GRAMMAR_KINDS, Grammar, of_keyword
 from octavo.terms.tools import Tool, ToolChoice
 
+C = TypeVar("C")
 Prompt = str | Sequence[int]
+Asked = tuple[JobRequest, str | None, bytes, bytes]
+"""A request, its idempotency key, attachment and fingerprint."""
 _MANY_TURNS = 512
 _MANY_TOKENS = 65_536
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
@@ -82,8 +86,14 @@ def _grammar(values: dict[str, Any]) -> Grammar | None:
     return next(iter(wanted.values()), None)
 
 
-def is_large(request: JobRequest) -> bool:
-    """Whether writing a request down takes milliseconds, which an event loop should not wait for."""
+async def write_down(write: Callable[[str, Asked], C], ids: Sequence[str], asked: Sequence[Asked]) -> list[C]:
+    """The call of each job, written in a thread where that takes milliseconds, which an event loop should not wait
+    for."""
+    calls = map(write, ids, asked)
+    return await asyncio.to_thread(list, calls) if any(_is_large(request) for request, *_ in asked) else list(calls)
+
+
+def _is_large(request: JobRequest) -> bool:
     return len(request.messages or ()) > _MANY_TURNS or (
         isinstance(request.prompt, tuple) and len(request.prompt) > _MANY_TOKENS
     )

@@ -17,8 +17,8 @@ Entity = Queue | Exchange
 
 
 def bound_to(app: Celery, exchange: str | None) -> list[Entity]:
-    """What the application's configuration has bound to an exchange. Nothing for the default exchange, whose routing
-    keys are names of queues."""
+    """Queues that an application's configuration has bound to an exchange. None for the default exchange, whose
+    routing keys are names of queues."""
     if not exchange:
         return []
     return [_declared(queue) for queue in app.amqp.queues.values() if exchange in _exchanges_of(queue)]
@@ -31,7 +31,7 @@ def described(declared: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def entities_of(message: dict[str, Any]) -> list[Entity]:
-    """What to declare before a kept message is published again; nothing for one that an earlier version kept."""
+    """Queues and exchanges to declare before a kept message goes out again; none for one of an earlier version."""
     return [_entity(fields) for fields in message.get("declare", ())]
 
 

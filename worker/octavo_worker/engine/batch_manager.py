@@ -127,6 +127,8 @@ class BatchManager:
         if not self.kv.step.evicted.isdisjoint(gang):
             return Admission.LATER
         gang = _entering(request)
+        if _wants_scores(request) and gang[0].is_swapped:  # what computed them is gone: they begin at the first token
+            self.kv.free(gang[0])
         alone = len(self.running) == 0
         fitting = gang if self._enter(gang, step) else []
         while alone and not fitting and len(gang) > 1 and request.beam is None:
@@ -286,5 +288,6 @@ def _entering(request: Request) -> list[Sequence]:
 
 
 def _wants_scores(request: Request) -> bool:
-    """True if its prompt's log-probabilities are asked for, and no sequence computes them yet."""
-    return request.sampling.prompt_logprobs is not None and request.prompt_scorer is None and not request.started
+    """True if its prompt's log-probabilities are asked for, and no sequence has computed them or does."""
+    wanted = request.sampling.prompt_logprobs is not None and request.prompt_scorer is None and not request.started
+    return wanted and len(request.prompt_logprobs or ()) < len(request.prompt)

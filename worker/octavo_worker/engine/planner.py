@@ -16,14 +16,18 @@ FIRST_TOKENS = 2048
 is planned. Planning 8,192 tokens of many short prompts takes as long as computing hundreds."""
 
 
+MOST_PAUSES = 8
+"""Steps in a row that leave out what pauses for prompts: prompts may never end."""
+
+
 class Planner:
     """Builds a step in this order:
 
     0. Preempt the policy's victims, last in order first, until those that wait for them fit: as many as can begin in
        this step.
     1. Every decoding sequence gets its token, so prompts never delay a decode. An oversized sequence that has used its
-       share of the time rests while others decode. Those that the policy lets pause for a prompt are left out of every
-       other step that computes one: its first token comes by so much sooner.
+       share of the time rests while others decode. Those that the policy lets pause for a prompt are left out of steps
+       that compute one, but of no more than some in a row: its first token comes by so much sooner.
     2. `token_budget` more tokens go to prompts in the policy's order: running prompts continue, waiting ones are
        admitted when their turn comes. Decodes take nothing of the budget: otherwise a prompt as long as the budget
        would take two steps beside a single decode. No sequence overtakes one that finds no slot or no blocks. Admission
@@ -67,7 +71,7 @@ class Planner:
         self._token_budget = token_budget
         self._drafts = drafts
         self._sitting_out = False  # a sequence waits for blocks that the step in flight frees
-        self._paused = False  # sequences were left out of the plan before, for a prompt
+        self._pauses = 0  # plans in a row that left sequences out for a prompt
         self._refused: Request | None = None  # it found no room in the plan before
 
     def plan(self, step: StepInFlight, *, ahead: bool) -> None:
@@ -78,7 +82,8 @@ class Planner:
         self._plan_decodes(step, ahead)
         least = 0 if ahead or step.steps else max(0, self._token_budget - FIRST_TOKENS)
         self._plan_prompts(step, least, admit=self._kv.decisions.total() == preemptions)
-        if self._paused and step.is_empty:  # the prompt found no room
+        if self._pauses and step.is_empty:  # the prompt found no room
+            self._pauses = MOST_PAUSES
             self._plan_decodes(step, ahead)
         while not ahead and self._is_stuck(step):
             self._preempt_last(step)
@@ -91,11 +96,10 @@ class Planner:
 
     def _plan_decodes(self, step: StepInFlight, ahead: bool) -> None:
         resting = self._time_share.resting
-        prompt = None if self._paused else self._prompt_to_begin()
-        self._paused = False
-        self._plan_awake(step, resting, prompt)
-        if resting and not ahead and not step.steps and prompt is None:
-            self._plan_awake(step, resting=False)
+        prompt = self._prompt_to_begin() if self._pauses < MOST_PAUSES else None
+        self._pauses = self._pauses + 1 if self._plan_awake(step, resting, prompt) else 0
+        if resting and not ahead and not step.steps:
+            self._plan_awake(step, False, prompt)
         step.num_decodes = len(step.steps)
 
     def _prompt_to_begin(self) -> Request | None:
@@ -105,17 +109,17 @@ class Planner:
             return head.request
         return running[0].request if running else None
 
-    def _plan_awake(self, step: StepInFlight, resting: bool, prompt: Request | None = None) -> None:
+    def _plan_awake(self, step: StepInFlight, resting: bool, prompt: Request | None = None) -> bool:
         """Plan all decodes. If `resting`, oversized sequences with company are left out, and with a `prompt` those that
-        pause for it."""
+        pause for it. Whether any do."""
         decoding, size, refs = self._running.decoding, self._block_size, self._pool.refs
         steps, planned = step.steps, step.sequences
-        position = 0
+        position, paused = 0, False
         while position < len(decoding):  # preemption shortens the list from its end
             sequence = decoding[position]
             request = sequence.request
             if prompt is not None and self._policy.pauses(request, prompt):
-                self._paused = True
+                paused = True
                 position += 1
                 continue
             if resting and request.oversized and self._has_company(request):
@@ -140,6 +144,7 @@ class Planner:
             planned.append(sequence)
             if (start + 1) % size == 0:
                 self._kv.publish(sequence)
+        return paused
 
     def _has_company(self, oversized: Request) -> bool:
         """True if it shares the device's time with a request that decodes beside it."""
