@@ -1,6 +1,6 @@
 #include "simd_avx2.h"
 // Specialisations follow what they specialise.
-#include "integer_dot_avx2.h"
+#include "integer_dot_pairs.h"
 
 #include "kernels.h"
 

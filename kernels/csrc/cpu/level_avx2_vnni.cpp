@@ -1,7 +1,7 @@
 // AVX2 with a dot product of bytes, as laptops without AVX-512 have it.
 #include "simd_avx2.h"
 // Specialisations follow what they specialise.
-#include "integer_dot_avx2_vnni.h"
+#include "integer_dot_bytes.h"
 
 #include "kernels.h"
 

@@ -1,6 +1,6 @@
 #include "simd_avx512.h"
 // Specialisations follow what they specialise.
-#include "integer_dot_avx512.h"
+#include "integer_dot_pairs.h"
 
 #include "kernels.h"
 

@@ -1,7 +1,7 @@
 // AVX-512 with dot products: pairs of bf16 are multiplied and added in float32 without widening, four bytes in int32.
 #include "simd_avx512.h"
 // Specialisations follow what they specialise.
-#include "integer_dot_vnni.h"
+#include "integer_dot_bytes.h"
 #include "linear_kernel.h"
 #include "pair_dot.h"
 #include "products.h"

@@ -122,6 +122,17 @@ inline void transpose4(UVec& a, UVec& b, UVec& c, UVec& d) {
   a = _mm256_unpacklo_epi64(ab0, cd0), b = _mm256_unpackhi_epi64(ab0, cd0);
   c = _mm256_unpacklo_epi64(ab1, cd1), d = _mm256_unpackhi_epi64(ab1, cd1);
 }
+
+// For sums of integers: bytes as int16, four int16 for all lanes, sums of the products of two, of four bytes.
+inline UVec widen_bytes(const uint8_t* p) {
+  return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline UVec uset64(int64_t x) { return _mm256_set1_epi64x(x); }
+inline UVec sum_pairs(UVec a, UVec b) { return _mm256_madd_epi16(a, b); }
+#if defined(__AVXVNNI__)
+inline UVec sum_bytes(UVec sum, UVec codes, UVec x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
+#endif
+
 inline UVec counter_order() { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
 
 }  // namespace

@@ -146,6 +146,17 @@ inline void transpose4(UVec& a, UVec& b, UVec& c, UVec& d) {
   a = _mm512_unpacklo_epi64(ab0, cd0), b = _mm512_unpackhi_epi64(ab0, cd0);
   c = _mm512_unpacklo_epi64(ab1, cd1), d = _mm512_unpackhi_epi64(ab1, cd1);
 }
+
+// For sums of integers, as in simd_avx2.h.
+inline UVec widen_bytes(const uint8_t* p) {
+  return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline UVec uset64(int64_t x) { return _mm512_set1_epi64(x); }
+inline UVec sum_pairs(UVec a, UVec b) { return _mm512_madd_epi16(a, b); }
+#if defined(__AVX512VNNI__)
+inline UVec sum_bytes(UVec sum, UVec codes, UVec x) { return _mm512_dpbusd_epi32(sum, codes, x); }
+#endif
+
 inline UVec counter_order() {
   return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 }
