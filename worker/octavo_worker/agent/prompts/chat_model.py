@@ -57,6 +57,7 @@ class ChatModel:
         self._with_tools = (
             self._plain if plain == with_tools else ChatTemplate(with_tools, special=markers, variables=variables)
         )
+        self._begins_thoughts = self._plain.begins(lambda prompt: ends_in_thought(prompt, self.reasoning_format))
 
     @classmethod
     def of_folder(cls, folder: Path, tokenizer: Tokenizer) -> ChatModel | None:
@@ -95,9 +96,14 @@ class ChatModel:
         return AnswerForm(AnswerFormat(tools, reasoning, opened), hidden, tuple(closing), schemas, is_prescribed)
 
     def grammar(self, request: JobRequest, form: AnswerForm) -> Grammar | None:
-        """Grammar of the answer to a request that is parsed. Raises NoToolGrammar."""
+        """Grammar of the answer to a request that is parsed. Where the template begins the thoughts of its model, and
+        has begun none, there is none: a model that was asked for a call or for JSON goes there at once. Raises
+        NoToolGrammar."""
+        written = form.format or AnswerFormat()
+        if self._begins_thoughts and not written.opened:
+            written = AnswerFormat(tools=written.tools)
         return answer_grammar(
-            form.format or AnswerFormat(),
+            written,
             self._tokens,
             tools=request.offered_tools,
             choice=request.tool_choice,
