@@ -31,14 +31,14 @@ def worker(**flags: Any) -> None:
     if options.replicas > 1 or options.devices is not None:
         _run_replicas(options, flags)
     from octavo_worker.agent.logs import configure_logging
-    from octavo_worker.agent.supervisor import WorkerFailed, serve  # after the flags are known to be good
+    from octavo_worker.agent.supervisor import WorkerFailed, WrongSetting, serve  # after the flags are known to be good
 
     configure_logging(options.log_level, options.log_format)
     try:
         asyncio.run(serve(options))
     except WorkerFailed as failure:
         typer.echo(printable(f"octavo worker: {failure}"), err=True)
-        sys.exit(1)
+        sys.exit(_BAD_USAGE if isinstance(failure, WrongSetting) else 1)
 
 
 def _run_replicas(options: WorkerOptions, flags: dict[str, Any]) -> NoReturn:
