@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from chat_templates import DEMO
 from octavo.dialects.parsing import family_of
 from octavo.terms.models import JobRequest
 from octavo_worker.agent.prompts.answer_form import EncodedPrompt
-from octavo_worker.agent.prompts.tokens import Prompts
+from octavo_worker.agent.prompts.tokens import PromptRejected, Prompts
+from octavo_worker.agent.prompts.tool_grammar import brevity
 
 USER = {"role": "user", "content": "What is love?"}
 WEATHER = {
@@ -75,12 +77,76 @@ def test_tools_stand_behind_what_the_system_says(prompts: Prompts) -> None:
 
 
 def test_calls_their_thoughts_and_their_results_are_in_the_prompt(prompts: Prompts) -> None:
-    called = {"role": "assistant", "content": "Wait.", "reasoning_content": "hm", "tool_calls": [CALL, CALL]}
+    called = {"role": "assistant", "content": "Wait.", "reasoning_content": "hm", "tool_calls": [CALL]}
     result = {"role": "tool", "tool_call_id": "call_1", "content": "warm"}
     prompt, _ = encoded(prompts, USER, called, result, tools=[WEATHER])
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-    assert f"<|assistant|><think>\nhm\n</think>\n\nWait.\n{call}\n{call}<|end|>" in prompt
+    assert f"<|assistant|><think>\nhm\n</think>\n\nWait.\n{call}<|end|>" in prompt
     assert prompt.endswith("<|user|><tool_response>\nwarm\n</tool_response><|end|><|assistant|>")
+
+
+@pytest.mark.parametrize(
+    ("schema", "brief"),
+    [
+        ({"type": "string"}, {"type": "string", "maxLength": 9}),
+        ({"type": "string", "minLength": 20}, {"type": "string", "minLength": 20, "maxLength": 20}),
+        ({"type": ["string", "null"], "pattern": "a+"}, {"type": ["string", "null"], "pattern": "a+"}),
+        ({"type": "number"}, {"type": "integer", "minimum": 0, "maximum": 100}),
+        ({"type": ["number", "null"]}, {"type": ["integer", "null"], "minimum": 0, "maximum": 100}),
+        ({"type": "number", "minimum": 0.5}, {"type": "number", "minimum": 0.5}),
+        (
+            {"type": "array", "items": {"type": "string"}},
+            {"type": "array", "items": {"type": "string", "maxLength": 9}, "maxItems": 4},
+        ),
+        (
+            {"type": "object", "properties": {"type": {"type": "string", "maxLength": 3}}},
+            {
+                "type": "object",
+                "properties": {"type": {"type": "string", "maxLength": 3}},
+                "additionalProperties": False,
+            },
+        ),
+        ({"type": "object", "additionalProperties": True}, {"type": "object", "additionalProperties": True}),
+        (
+            {"type": "object", "allOf": [{"type": "object", "required": ["a"]}]},
+            {"type": "object", "allOf": [{"type": "object", "required": ["a"]}]},
+        ),
+        (
+            {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": "string"}}},
+            {
+                "anyOf": [{"type": "string", "maxLength": 9}, {"$ref": "#/$defs/a"}],
+                "$defs": {"a": {"type": "string", "maxLength": 9}},
+            },
+        ),
+        ({"enum": ["string"], "default": {"type": "string"}}, {"enum": ["string"], "default": {"type": "string"}}),
+        (True, True),
+    ],
+)
+def test_what_a_schema_leaves_open_is_bounded_and_stays_what_it_allows(schema: Any, brief: Any) -> None:
+    assert brevity.brief(schema, 9) == brief
+
+
+def test_its_calls_and_its_json_are_brief(prompts: Prompts) -> None:
+    """It has learnt from plays, which end no string of JSON."""
+    tool = json.loads(json.dumps(WEATHER))
+    tool["function"]["parameters"] = schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    _, call = encoded(prompts, USER, tools=[tool], tool_choice="required")
+    _, answer = encoded(prompts, USER, grammar={"kind": "json_schema", "text": json.dumps(schema)})
+    for found in (call, answer):
+        assert found.grammar is not None
+        assert '"maxLength": 24' in found.grammar.text
+        assert '"additionalProperties": false' in found.grammar.text
+
+
+def test_it_makes_one_call_a_turn(prompts: Prompts) -> None:
+    """A model as small as this one goes on calling where it may."""
+    _, found = encoded(prompts, USER, tools=[WEATHER, TIME], tool_choice="required")
+    assert found.grammar is not None
+    assert "*" not in found.grammar.text.partition("\n")[0]
+    assert not re.search(r"^r\d+: .*r\d+\*", found.grammar.text, flags=re.MULTILINE)
+    twice = {"role": "assistant", "content": None, "tool_calls": [CALL, CALL | {"id": "call_2"}]}
+    with pytest.raises(PromptRejected, match="one call a turn"):
+        encoded(prompts, USER, twice, tools=[WEATHER])
 
 
 def test_a_thought_is_begun_where_one_is_asked_for(prompts: Prompts) -> None:

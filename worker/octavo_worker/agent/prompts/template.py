@@ -110,6 +110,8 @@ class ChatTemplate:
         self._form = self._find_parts(self._find_call_form() if "tool_calls" in source else TurnForm())
         self._unseen = frozenset(role for role in _PROBES if role != "assistant" and not self._shows(role, self._form))
         self._takes_tools = _NAME in self._tried([_ASKED], self._form, tools=[_TOOL])
+        self.calls_once = bool(self._calling(_CALL)) and not self._calling(_CALL, _CALL)
+        """True if a turn with several calls is refused: a model that was made to write one could not go on."""
 
     def render(
         self,
@@ -138,6 +140,9 @@ class ChatTemplate:
     def begins(self, is_thought: Callable[[str], bool]) -> bool:
         """True if it begins the thoughts of its model: one of its prompts ends inside of one, as `is_thought` tells."""
         return any(is_thought(self._tried([_ASKED], self._form, arguments=given)) for given in _ASKED_TO_THINK)
+
+    def _calling(self, *calls: ToolCall) -> str:
+        return self._tried([_ASKED, Message(role="assistant", tool_calls=calls)], self._form, tools=[_TOOL])
 
     def _placed(self, message: Message) -> Message:
         """Developers speak as the system where a template does not know them."""
