@@ -53,6 +53,13 @@ def test_the_list_imports_no_command_and_no_library_of_a_worker() -> None:
     assert all(name in done.stdout for name in LISTED)
 
 
+def test_the_documentation_shows_the_list_as_80_columns_have_it() -> None:
+    text = (Path(__file__).parents[2] / "docs/install.md").read_text()
+    head = "╭─ Commands"  # what is above it is Typer's own
+    documented, shown = text.partition(head)[2].partition("```")[0], invoke()[1].partition(head)[2]
+    assert shown.splitlines() == documented.splitlines(), "rewrite it: COLUMNS=80 octavo"
+
+
 @pytest.mark.parametrize("name", LISTED)
 def test_a_command_is_listed_with_the_beginning_of_its_help(name: str) -> None:
     code, said = invoke(name, "--help", COLUMNS="200")

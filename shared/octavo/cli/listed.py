@@ -27,8 +27,14 @@ LISTED = {
     "top": Listed("Show queue depth, workers, KV cache and tokens a second.", "octavo.cli.top", "top"),
     "workers": Listed("List the workers with a live heartbeat.", "octavo.cli.workers", "workers"),
     "doctor": Listed("Check this machine; say for each problem what to do next.", "octavo.cli.doctor", "doctor"),
-    "demo": Listed("Start everything on the bundled model.", "octavo.cli.demo", "demo"),
-    "gateway": Listed("Serve the HTTP API.", needs=("fastapi", "uvicorn", "pydantic_settings")),
+    "demo": Listed(
+        "Start everything on the bundled model, stream answers, kill a worker in mid-answer.",
+        *("octavo.cli.demo", "demo"),
+    ),
+    "gateway": Listed(
+        "Serve the HTTP API: jobs, OpenAI-style endpoints, metrics, documentation.",
+        needs=("fastapi", "uvicorn", "pydantic_settings"),
+    ),
     "worker": Listed("Run a worker: claim jobs, generate, stream the tokens.", needs=_COMPUTING),
     "bench": Listed("Measure the engine alone, or the whole service.", needs=_COMPUTING),
 }
