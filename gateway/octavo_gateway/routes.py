@@ -21,6 +21,7 @@ from octavo_gateway.durable import routes as durable
 from octavo_gateway.http.body import add_schemas
 from octavo_gateway.jobs import routes as jobs
 from octavo_gateway.openai import chat, completions, models, responses
+from octavo_gateway.operations import name_operations
 from octavo_gateway.page import routes as pages
 from octavo_gateway.status import health, workers
 from octavo_gateway.tokenizer import DetokenizeRequest, TokenizeRequest
@@ -64,7 +65,9 @@ def _complete_openapi(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            add_schemas(generate(), *_BODIES)
+            described = generate()
+            add_schemas(described, *_BODIES)
+            name_operations(described)
         return app.openapi_schema or {}
 
     app.openapi = openapi  # type: ignore[method-assign]

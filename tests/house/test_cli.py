@@ -83,9 +83,16 @@ def test_run_shows_several_answers_one_after_the_other(cli: Cli) -> None:
     ("arguments", "code", "words"),
     [
         (("run", "x", "--model", "nosuch"), 1, "known models: demo"),
-        (("run", "x", "--temperature", "9"), 1, "temperature"),
-        (("run", ""), 1, "prompt is empty"),
-        (("jobs", "show", "nonsense"), 1, "not a job id"),
+        (("run", "x", "--temperature", "9"), 2, "temperature must be at most 2"),
+        (("run", ""), 2, "error: prompt is empty"),
+        (("jobs", "show", "nonsense"), 2, "not a job id"),
+        (("jobs", "ls", "--after", "zz"), 2, "not a job id"),
+        (("jobs", "ls", "--tenant", "a b"), 2, "tenant must match"),
+        (("top", "--interval", "0"), 2, "must be at least 0.2"),
+        (("worker", "--model", "/nowhere"), 2, "no folder /nowhere"),
+        (("worker", "--max-running", "0"), 2, "--max-running must be greater than 0"),
+        (("gateway", "--port", "99999"), 2, "--port must be at most 65535"),
+        (("run", "x", "--redis-url", "nonsense"), 2, "no address of"),
         (("run", "x", "--redis-url", "redis://:secret@127.0.0.1:1"), 3, "octavo up"),
         (("nosuch",), 2, "No such command"),
     ],
@@ -302,7 +309,7 @@ def test_a_batch_killed_in_the_middle_goes_on_and_generates_nothing_twice(cli: C
 def test_a_repeated_custom_id_is_refused_before_anything_runs(cli: Cli, tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"custom_id": "a", "prompt": "x"}\n{"custom_id": "a", "prompt": "y"}\n')
-    assert "'a' stands on several lines" in cli("batch", "run", str(source), str(target), code=1)
+    assert "'a' stands on several lines" in cli("batch", "run", str(source), str(target), code=2)
     assert not target.exists()
 
 

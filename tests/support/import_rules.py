@@ -120,7 +120,7 @@ RULES = [
         GATEWAY,
         (
             *("fastapi", "starlette", "uvicorn", "typer", "prometheus_client", "msgspec", *PYDANTIC),
-            *(*CLIENT, *shared("dialects", "service.flags"), *PUBLIC_CLIENT),
+            *(*CLIENT, *shared("dialects", "service.flags", "service.ports"), *PUBLIC_CLIENT),
         ),
     ),
     Rule(f"{WORKER}/__init__.py"),

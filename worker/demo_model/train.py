@@ -227,6 +227,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> PreTrained
         additional_special_tokens=[SYSTEM, USER, ASSISTANT],
         model_max_length=model.config.max_position_embeddings,
         clean_up_tokenization_spaces=False,
+        octavo_longest_string=24,  # a model of plays ends no string of JSON
     )
     wrapped.chat_template = (HERE / "chat_template.jinja").read_text()
     wrapped.save_pretrained(out)

@@ -17,7 +17,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from octavo.cli.console import AsJson, RedisUrl, counted, fail, print_json
+from octavo.cli.console import WRONG_USAGE, AsJson, RedisUrl, counted, fail, print_json, value_of
+from octavo.client.requests import checked_tenant
 from octavo.service.batches.files import BatchFileError, read_lines
 from octavo.service.batches.lines import parse_lines
 from octavo.service.batches.run import MAX_WINDOW, BatchRun
@@ -47,7 +48,9 @@ def run(
             min=1, max=MAX_WINDOW, help="Most jobs outstanding at a time; by default twice what live workers run."
         ),
     ] = None,
-    tenant: Annotated[str, typer.Option(help="Tenant that the jobs count for.")] = "default",
+    tenant: Annotated[
+        str, typer.Option(help="Tenant that the jobs count for.", callback=value_of(checked_tenant))
+    ] = "default",
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +63,9 @@ def run(
     try:
         lines = parse_lines(read_lines(source), model, priority)
         if twice := _repeated(line.custom_id for line in lines):
-            raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
+            raise fail(
+                f"{source}: the custom_id {twice!r} stands on several lines; give each line its own", WRONG_USAGE
+            )
         with open_target(target, lines) as (output, done), _progress(len(lines), skipped := len(done)) as advance:
             open_lines = [line for line in lines if line.id not in done]
             batch = BatchRun(str(target.resolve()), tenant, output, advance)

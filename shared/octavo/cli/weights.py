@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from rich.markup import escape
 from rich.table import Table
 
+from octavo.terms.problems import in_words
+
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -31,7 +33,7 @@ def inspect(model: str, quantization: str | None) -> dict[str, Any]:
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
         name = "OCTAVO_" + str(problem["loc"][0]).upper().removeprefix("OCTAVO_")
-        raise Refusal(f"{name} or its flag: {problem['msg']}") from None
+        raise Refusal(in_words(problem, f"{name} or its flag")) from None
     except (errors.ModelError, files.ModelNotFound) as error:
         raise Refusal(str(error)) from error
     return found

@@ -11,7 +11,7 @@ import redis.asyncio
 
 from octavo.queue import wire
 from octavo.queue.calls import Query, run_all
-from octavo.queue.connection import answered
+from octavo.queue.connection import answered, connect, errors_of
 from octavo.queue.keys import JobHash, Keys, cell_of
 from octavo.queue.streams import assemble, events_of_result, parse_entries, read_stream, result_of_events
 from octavo.terms.errors import InvalidRequest, JobNotFound, MalformedMessage
@@ -149,6 +149,20 @@ async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submi
         return Submission(wire.decode_request(body), tenant.decode(), int(seed))
     except (AttributeError, ValueError):
         raise damaged(job_id) from None
+
+
+async def read_request(url: str, job_id: str) -> JobRequest:
+    """Request of a job, as it was submitted. Raises JobNotFound, also if its end took the request with it, and
+    ServerUnavailable."""
+    with errors_of(url, lambda: None):
+        async with connect(url) as connection, answered():
+            values: Any = await connection.hmget(locate(job_id).job(job_id), (JobHash.STATUS, JobHash.REQUEST))
+    status, body = values
+    if status is None:
+        raise not_found(job_id)
+    if body is None:
+        raise JobNotFound(f"job {job_id} has ended: its request was kept until then")
+    return wire.decode_request(body)
 
 
 async def remove_dead_letters(connection: redis.asyncio.Redis, keys: Keys, job_id: str) -> None:

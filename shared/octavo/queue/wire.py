@@ -28,6 +28,7 @@ from octavo.terms.messages import (
     Usage,
 )
 from octavo.terms.models import JobRequest
+from octavo.terms.problems import in_words
 from octavo.terms.workers import ModelCard, PrefixPin, WorkerInfo, WorkerMemory
 
 VERSION = 1
@@ -347,6 +348,6 @@ def _model(model: type[M], fields: dict[str, Any]) -> M:
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise MalformedMessage(f"{where or 'message'}: {problem['msg']}") from None  # the cause would quote the prompt
+        raise MalformedMessage(in_words(problem, where or "message")) from None  # the cause would quote the prompt
     except (TypeError, ValueError) as error:
         raise MalformedMessage("a field has the wrong shape") from error

@@ -57,18 +57,22 @@ class WorkerFailed(Exception):
     """The worker cannot go on; the message says why and what to do."""
 
 
+class WrongSetting(WorkerFailed):
+    """One of its options has a value with which no worker can start."""
+
+
 async def serve(options: WorkerOptions, *, engine_command: Sequence[str] | None = None) -> None:
     """Run a worker until SIGTERM or SIGINT. Raises WorkerFailed. `engine_command` replaces the engine (tests)."""
     name = _public_name(options)
     try:
         parse_address(options.redis_url)
     except ServerUnavailable as error:
-        raise WorkerFailed(f"--redis-url: {error}") from None
+        raise WrongSetting(f"--redis-url: {error}") from None
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run`, as SIGTERM: a download's threads would be waited for
     try:
         folder = await asyncio.to_thread(model_folder, options.engine.model)
     except ModelNotFound as error:
-        raise WorkerFailed(str(error)) from error
+        raise WrongSetting(str(error)) from error
     engine_options = msgspec.structs.replace(options.engine, model=str(folder)).to_json()
     program = [sys.executable, "-P", "-m", ENGINE_PROGRAM]  # -P: not from the folder that it was started in
     command = engine_command or [*program, "--options", engine_options]
@@ -91,7 +95,7 @@ def _public_name(options: WorkerOptions) -> str:
     try:
         return TypeAdapter(ModelName).validate_python(name)
     except ValidationError as error:
-        raise WorkerFailed(
+        raise WrongSetting(
             f"no job can ask for a model called {name!r}: give a --served-name of letters, digits and . _ : / @ + -"
         ) from error
 

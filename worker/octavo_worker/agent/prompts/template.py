@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import product
@@ -42,6 +42,8 @@ _PROBES: dict[Role, tuple[tuple[tuple[Message, ...], tuple[Message, ...]], ...]]
 that it needs."""
 _PROBED_AT = datetime(2024, 7, 26, tzinfo=UTC)
 """A template's form is found at one time whenever a worker starts."""
+_ASKED_TO_THINK: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": True}, {"thinking": True})
+"""Arguments with which the templates of one family or another begin a thought; some do so without any."""
 
 
 class TemplateFailed(ValueError):
@@ -108,6 +110,8 @@ class ChatTemplate:
         self._form = self._find_parts(self._find_call_form() if "tool_calls" in source else TurnForm())
         self._unseen = frozenset(role for role in _PROBES if role != "assistant" and not self._shows(role, self._form))
         self._takes_tools = _NAME in self._tried([_ASKED], self._form, tools=[_TOOL])
+        self.calls_once = bool(self._calling(_CALL)) and not self._calling(_CALL, _CALL)
+        """True if a turn with several calls is refused: a model that was made to write one could not go on."""
 
     def render(
         self,
@@ -132,6 +136,13 @@ class ChatTemplate:
         pieces = fence.split(self._text(fence.guard(given), at))
         self._check_nothing_vanished(messages, "".join(piece for piece, _ in pieces))
         return pieces
+
+    def begins(self, is_thought: Callable[[str], bool]) -> bool:
+        """True if it begins the thoughts of its model: one of its prompts ends inside of one, as `is_thought` tells."""
+        return any(is_thought(self._tried([_ASKED], self._form, arguments=given)) for given in _ASKED_TO_THINK)
+
+    def _calling(self, *calls: ToolCall) -> str:
+        return self._tried([_ASKED, Message(role="assistant", tool_calls=calls)], self._form, tools=[_TOOL])
 
     def _placed(self, message: Message) -> Message:
         """Developers speak as the system where a template does not know them."""
@@ -176,10 +187,18 @@ class ChatTemplate:
         said = Message(role=role, content=_WORD, tool_call_id=_CALL.id if role == "tool" else None)
         return any(_WORD in self._tried([*before, said, *after], form) for before, after in _PROBES[role])
 
-    def _tried(self, messages: Sequence[Message], form: TurnForm, *, tools: Sequence[Tool] = ()) -> str:
+    def _tried(
+        self,
+        messages: Sequence[Message],
+        form: TurnForm,
+        *,
+        tools: Sequence[Tool] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
         """A prompt, empty if the template refuses."""
+        given = {**(arguments or {}), "messages": form.turns(messages), "tools": described(tools)}
         try:
-            return self._text({"messages": form.turns(messages), "tools": described(tools)}, _PROBED_AT)
+            return self._text(given, _PROBED_AT)
         except TemplateFailed:
             return ""
 
