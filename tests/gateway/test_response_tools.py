@@ -102,6 +102,13 @@ async def test_effort_and_arguments_reach_the_template(ai, start_model):
     assert said(two.output)[1] is None
 
 
+async def test_an_effort_that_the_template_does_not_read_is_named(http, start_model):
+    start_model("deepseek_v3_1", "Let me see.")
+    body = {"model": "deepseek_v3_1", "messages": ASKED, "reasoning_effort": "high", "enable_thinking": False}
+    reply = await http.post("/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.headers["octavo-ignored"]) == (200, "reasoning_effort")
+
+
 async def test_parallel_calls_can_be_refused(ai, start_model):
     start_model("hermes", ANSWERS["hermes"].text)
     reply = await ai.responses.create(
