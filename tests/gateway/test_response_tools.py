@@ -180,6 +180,18 @@ async def test_a_custom_tool_is_a_function_of_one_text(http, worker):
     assert job.tools[0].description == 'Edits.\n\nstart: "x"'
 
 
+async def test_a_custom_call_goes_back_with_its_text(http, worker):
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "edit", "input": PATCH}
+    said = {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"}
+    body = {"model": MODEL, "input": [*ASKED, call, said], "tools": [EDIT], "max_output_tokens": 1}
+    assert (await http.post("/v1/responses", json=body)).status_code == 200
+    _, called, returned = worker.seen[0].messages
+    assert json.loads(called.tool_calls[0].arguments) == {"input": PATCH}
+    assert (returned.role, returned.content, returned.tool_call_id) == ("tool", "Done", "c")
+    twice = await http.post("/v1/responses", json=body | {"input": [call, said, said]})
+    assert (twice.status_code, "two outputs" in twice.text) == (400, True)
+
+
 REFUSED = [
     ({"tools": [{"type": "function_of_mine", "name": "f", "parameters": {}}]}, "tools.0"),
     ({"tools": [{"type": "custom", "name": "f", "strict": True}]}, "tools.0"),
