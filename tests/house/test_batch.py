@@ -77,10 +77,10 @@ class Folder:
         found: dict[str, int] = json.loads(result.stdout)
         return found
 
-    def refusal(self) -> str:
+    def refusal(self, code: int = 1) -> str:
         """The refusal in one sentence."""
         result = self.invoke()
-        assert result.exit_code == 1
+        assert result.exit_code == code
         assert isinstance(result.exception, SystemExit)
         assert result.stderr.startswith("error: ")
         assert result.stderr.count("\n") == 1

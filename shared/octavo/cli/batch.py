@@ -19,8 +19,9 @@ from rich.text import Text
 
 from octavo.cli.console import WRONG_USAGE, AsJson, RedisUrl, counted, fail, print_json, value_of
 from octavo.client.requests import checked_tenant
+from octavo.dialects.ignored import Ignored
 from octavo.service.batches.files import BatchFileError, read_lines
-from octavo.service.batches.lines import parse_lines
+from octavo.service.batches.lines import BatchLine, parse_lines
 from octavo.service.batches.run import MAX_WINDOW, BatchRun
 from octavo.service.batches.target import open_target
 from octavo.service.console import err
@@ -48,6 +49,9 @@ def run(
             min=1, max=MAX_WINDOW, help="Most jobs outstanding at a time; by default twice what live workers run."
         ),
     ] = None,
+    strict_fields: Annotated[
+        bool, typer.Option(envvar="OCTAVO_STRICT_FIELDS", help="Refuse lines with fields that are unknown.")
+    ] = False,
     tenant: Annotated[
         str, typer.Option(help="Tenant that the jobs count for.", callback=value_of(checked_tenant))
     ] = "default",
@@ -61,7 +65,7 @@ def run(
     next run tries those again, and answers lines that are new or have changed.
     """
     try:
-        lines = parse_lines(read_lines(source), model, priority)
+        lines = parse_lines(read_lines(source), model, priority, strict=strict_fields)
         if twice := _repeated(line.custom_id for line in lines):
             raise fail(
                 f"{source}: the custom_id {twice!r} stands on several lines; give each line its own", WRONG_USAGE
@@ -78,6 +82,7 @@ def run(
         raise fail(error.message) from None
     except OSError as error:
         raise fail(f"cannot write {target}: {error.strerror or error}") from None
+    _tell_ignored(lines)
     summary = {"lines": len(lines), "skipped": skipped, "failed": batch.failures}
     if as_json:
         print_json(summary)
@@ -87,6 +92,17 @@ def run(
             err.print(Text(printable(f"{batch.first_failure[0]}: {batch.first_failure[1]}")))
     if batch.failures:
         raise typer.Exit(1)
+
+
+def _tell_ignored(lines: Iterable[BatchLine]) -> None:
+    ignored = Ignored()
+    count = 0
+    for line in lines:
+        count += bool(line.ignored)
+        for name in line.ignored:
+            ignored.add(name)
+    if ignored:
+        err.print(Text(f"fields of {counted(count, 'line')} change nothing: {ignored.header()}"))
 
 
 @contextmanager

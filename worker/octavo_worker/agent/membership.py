@@ -24,6 +24,7 @@ from octavo.queue.roles import lacking
 from octavo.terms.stats import EngineStats, ScriptCalls, WorkerStats
 from octavo.terms.workers import ModelCard, PinOutcome, WorkerInfo
 from octavo_worker.agent.ends import Ends
+from octavo_worker.agent.prompts.tokens import Prompts
 from octavo_worker.contract.messages import Ready
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Membership:
     """The worker's place in the fleet: its model's card, its heartbeat's content, and its share of reaping."""
 
     def __init__(
-        self, connection: redis.asyncio.Redis, cell: Cell, redis_url: str, model: str, *, has_tokenizer: bool
+        self, connection: redis.asyncio.Redis, cell: Cell, redis_url: str, model: str, prompts: Prompts
     ) -> None:
         """`model` is the name that jobs ask for."""
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -66,7 +67,7 @@ class Membership:
         self._cell = cell
         self._redis_url = redis_url
         self._model = model
-        self._has_tokenizer = has_tokenizer
+        self._prompts = prompts
         self._started_at = time.time()
         self._limits: Ready | None = None
         self._told = ""
@@ -195,9 +196,10 @@ class Membership:
             name=self._model,
             max_model_len=limits.max_model_len,
             vocab_size=limits.vocab_size,
-            has_tokenizer=self._has_tokenizer,
+            has_tokenizer=self._prompts.tokenizer is not None,
             created_at=time.time(),
             quantization=limits.quantization,
+            switches=self._prompts.switches,
         )
 
 

@@ -121,9 +121,7 @@ class Supervisor:
         self._calls = ScriptCallCounts()
         self._cell = Cell(watch=self._calls.add)
         self._model = model
-        self._membership = Membership(
-            connection, self._cell, options.redis_url, model, has_tokenizer=prompts.tokenizer is not None
-        )
+        self._membership = Membership(connection, self._cell, options.redis_url, model, prompts)
         worker_id = self._membership.worker_id
         self._changed = asyncio.Event()
         self._leave = asyncio.Event()

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from octavo.dialects.openai.fields import REFUSED
+from octavo.dialects.openai.fields import OF_VALUES, advice_of
 from octavo.terms.errors import InvalidRequest
 from octavo.terms.problems import in_words
 
@@ -33,10 +33,10 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     if kind == "not_supported":
         return InvalidRequest(f"{param} is not supported: {in_words(first)}", code="unknown_parameter", param=param)
     if kind in ("extra_forbidden", "none_required"):
-        advice = REFUSED.get(path[-1]) if path else None
+        advice = advice_of(path) or OF_VALUES.get(path[-1]) if path else None
         message = f"{param} is not supported: {advice}" if advice else f"{param} is unknown: leave it out"
         return InvalidRequest(message, code="unknown_parameter", param=param)
-    advice = next((REFUSED[name] for name in path if name in REFUSED), None)
+    advice = OF_VALUES.get(path[0]) if path else None
     message = f"{param}: {advice}" if advice else in_words(first, param or "")
     return InvalidRequest(message, code="invalid_value", param=param)
 
