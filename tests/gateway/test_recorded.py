@@ -1,0 +1,105 @@
+"""What programs of others sent is answered as they read it: whole or streamed, in the shapes of their packages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pydantic
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from coding_agents import MODEL
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from recorded import FOLDER, Recorded, ignored_by
+from scripted_models import scripted_model
+from serving import serving
+from waiting import STALL_S
+
+from octavo.service.server import EmbeddedServer
+from octavo_gateway.settings import GatewaySettings
+
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+TEXT = "It names a heron."
+WHOLE = {"messages": Message, "responses": Response, "completions": ChatCompletion}
+EVENTS: dict[str, pydantic.TypeAdapter[Any]] = {
+    "messages": pydantic.TypeAdapter(RawMessageStreamEvent),
+    "responses": pydantic.TypeAdapter(ResponseStreamEvent),
+    "completions": pydantic.TypeAdapter(ChatCompletionChunk),
+}
+
+each_request = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def model_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedServer() as server, ExitStack() as stack:
+        room = {"max_model_len": 1 << 15, "num_blocks": 1 << 12}
+        stack.enter_context(scripted_model(server.url, tmp_path_factory.mktemp("model"), MODEL, TEXT, **room))
+        yield stack.enter_context(serving(GatewaySettings(redis_url=server.url)))
+
+
+@pytest.fixture
+async def http(model_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=model_url, timeout=STALL_S) as client:
+        yield client
+
+
+async def post(http: httpx.AsyncClient, recorded: Recorded, *, stream: bool) -> httpx.Response:
+    body = {name: value for name, value in recorded.body.items() if stream or name != "stream_options"}
+    response = await http.post(recorded.path, json={**body, "stream": stream}, headers=recorded.headers)
+    assert response.status_code == 200, response.text
+    assert ignored_by(response) == recorded.ignored
+    return response
+
+
+def said(answer: Any) -> str:
+    """The text, or the arguments of the only call."""
+    if isinstance(answer, Message):
+        return "".join(block.text if block.type == "text" else json.dumps(block.input) for block in answer.content)
+    if isinstance(answer, Response):
+        return answer.output_text
+    return answer.choices[0].message.content
+
+
+def piece(event: Any) -> str:
+    """What an event adds to that."""
+    if isinstance(event, ChatCompletionChunk):
+        return "".join(choice.delta.content or "" for choice in event.choices)
+    if event.type == "content_block_delta":
+        return event.delta.text if event.delta.type == "text_delta" else event.delta.partial_json
+    return event.delta if event.type == "response.output_text.delta" else ""
+
+
+def check_text(name: str, text: str) -> None:
+    if "-object" in name:
+        assert json.loads(text).keys() == {"bird", "legs"}
+    else:
+        assert text == TEXT
+
+
+@each_request
+async def test_a_whole_answer(http, name):
+    recorded = Recorded.load(name)
+    response = await post(http, recorded, stream=False)
+    check_text(name, said(WHOLE[recorded.route].model_validate_json(response.content)))
+
+
+@each_request
+async def test_a_stream(http, name):
+    recorded = Recorded.load(name)
+    response = await post(http, recorded, stream=True)
+    data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    events = [EVENTS[recorded.route].validate_json(each) for each in data if each != "[DONE]"]
+    check_text(name, "".join(map(piece, events)))
+
+
+def test_nobodys_data_is_recorded():
+    private = ("/home/", "/root", "/tmp/", "/Users/", "device_id", "cwd", "Bearer", "sk-")
+    for path in FOLDER.glob("*.json"):
+        text = path.read_text()
+        assert not [word for word in private if word in text], path.name
+        assert len(text) < 25_000, path.name
