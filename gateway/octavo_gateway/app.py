@@ -22,7 +22,7 @@ from octavo_gateway import errors
 from octavo_gateway.auth import Keyring
 from octavo_gateway.durable import answers as durable
 from octavo_gateway.http.origins import OriginCheck, is_loopback
-from octavo_gateway.http.requests import HEADER, RequestLog
+from octavo_gateway.http.requests import HEADER, IGNORED, RequestLog
 from octavo_gateway.reaper import reap_forever
 from octavo_gateway.routes import add_routes
 from octavo_gateway.settings import GatewaySettings
@@ -73,7 +73,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["Location", "Retry-After", HEADER, *durable.HEADERS, *ui.HEADERS],
+            expose_headers=["Location", "Retry-After", HEADER, IGNORED, *durable.HEADERS, *ui.HEADERS],
         )
     app.add_middleware(RequestLog)  # the last one is the outermost
     return app

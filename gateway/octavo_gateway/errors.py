@@ -1,4 +1,5 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, whatever went wrong."""
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, whatever went wrong, and in Anthropic's
+where its clients ask."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from octavo.terms.errors import (
     shortened,
 )
 from octavo.terms.messages import JobError, JobStatus
+from octavo_gateway.anthropic import errors as anthropic
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +110,10 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, self.headers)
+    def response(self, scope: Mapping[str, Any]) -> JSONResponse:
+        """The answer to the request of an ASGI scope, in the shape that its client reads."""
+        body = anthropic.error_body(self.status, self.message) if anthropic.is_expected(scope) else self.body()
+        return JSONResponse(body, self.status, self.headers)
 
 
 def of_octavo(error: OctavoError) -> ApiError:
@@ -155,7 +159,7 @@ def of_exception(error: OctavoError | ValidationError | RequestValidationError |
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the application in the one shape."""
+    """Answer every error of the application in the shape that its client reads."""
 
     @app.exception_handler(ClientGone)
     @app.exception_handler(ClientDisconnect)  # amid its request's body
@@ -169,7 +173,7 @@ def install(app: FastAPI) -> None:
     async def _error(
         request: Request, error: OctavoError | ValidationError | RequestValidationError | ApiError
     ) -> JSONResponse:
-        return of_exception(error).response()
+        return of_exception(error).response(request.scope)
 
     @app.exception_handler(HTTPException)
     async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -179,4 +183,4 @@ def install(app: FastAPI) -> None:
         }
         code = HTTPStatus(error.status_code).name.lower()
         message = messages.get(error.status_code, str(error.detail))
-        return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+        return ApiError(error.status_code, message, code=code, headers=error.headers).response(request.scope)

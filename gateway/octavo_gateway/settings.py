@@ -62,6 +62,10 @@ class GatewaySettings(BaseSettings):
     result_ttl: PositiveInt = Field(
         Retention.result_s, description="Seconds that a finished job and its idempotency key are known."
     )
+    strict_fields: bool = Field(
+        False,
+        description="Refuse fields that no dialect knows; without it they are taken and named in `octavo-ignored`.",
+    )
     max_body_bytes: PositiveInt = Field(MAX_BODY_BYTES, description="Largest request body accepted, bytes.")
     max_header_bytes: PositiveInt = Field(65_536, description="Largest address and headers of a request, bytes.")
     max_connections: PositiveInt = Field(10_000, description="Connections of one process; more get 503.")

@@ -131,7 +131,10 @@ async def test_choices_among_tools_reach_the_job(http, worker, choice, mode, nam
 
 
 REFUSED = [
-    ({"tools": [{"type": "web_search"}]}, "tools.0"),
+    ({"tools": [{"type": "function_of_mine", "name": "f", "parameters": {}}]}, "tools.0"),
+    ({"tools": [{"type": "custom", "name": "f", "strict": True}]}, "tools.0"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
     ({"tools": [FLAT[0], FLAT[0]]}, "tools"),
     ({"tools": FLAT, "tool_choice": {"type": "function", "name": "absent"}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -11,6 +12,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from pydantic_core import from_json
 
+from octavo.dialects.field_table import FieldTable
+from octavo.dialects.ignored import Ignored
+from octavo.dialects.sieve import sift
 from octavo.terms.errors import InvalidRequest
 from octavo_gateway.errors import ApiError
 from octavo_gateway.state import Gateway
@@ -20,6 +24,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
+
+STRICT = "octavo-strict"
+"""Header of a request whose unknown fields are to be refused."""
+
+_SAID = {"1": True, "true": True, "0": False, "false": False}
 
 MAX_CONTAINERS = 16_000
 MAX_MEMBERS = 48_000
@@ -68,19 +77,38 @@ def media_type(request: Request, *accepted: str) -> str:
     return found
 
 
-def json_body(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
-    """A FastAPI dependency: the request's JSON body as `model`."""
+def json_body(model: type[Model], fields: FieldTable | None = None) -> Callable[[Request], Awaitable[Model]]:
+    """A FastAPI dependency: the request's JSON body as `model`. With `fields` its hints are taken and named."""
 
     async def read(request: Request) -> Model:
         media_type(request, JSON)
         gateway: Gateway = request.state.gateway
+        strict = fields is not None and asks_strictly(request)
         body = await read_body(request, gateway.settings.max_body_bytes)
-        return await apart(request, lambda: parsed(model, body))
+        sifted = None if fields is None else partial(_sifted, request, fields, strict)
+        return await apart(request, lambda: parsed(model, body, sifted))
 
     return read
 
 
-def parsed(model: type[Model], body: bytes) -> Model:
+def asks_strictly(request: Request) -> bool:
+    """True if unknown fields of this request are to be refused. Raises ApiError 400."""
+    said = request.headers.get(STRICT, "0").strip().lower()
+    if said not in _SAID:
+        raise ApiError(400, f"{STRICT}: send 1, or leave it out", code="invalid_value", param=STRICT)
+    gateway: Gateway = request.state.gateway
+    return gateway.settings.strict_fields or _SAID[said]
+
+
+def _sifted(request: Request, fields: FieldTable, strict: bool, body: Any) -> None:
+    ignored = Ignored()
+    try:
+        sift(fields, body, ignored, strict=strict)
+    finally:  # errors name them, too
+        request.state.ignored = ignored.header()
+
+
+def parsed(model: type[Model], body: bytes, sifted: Callable[[Any], None] | None = None) -> Model:
     """JSON as `model`. Invalid UTF-8, lone surrogates and too deep nesting are no JSON. Raises InvalidRequest, and
     ValidationError."""
     _check_counts(body)
@@ -88,6 +116,8 @@ def parsed(model: type[Model], body: bytes) -> Model:
         value = from_json(body)
     except ValueError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if sifted is not None:
+        sifted(value)
     return model.model_validate(value)
 
 

@@ -28,7 +28,7 @@ class OriginCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (refusal := self._refusal(Headers(scope=scope))):
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

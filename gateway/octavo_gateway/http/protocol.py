@@ -180,7 +180,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._has_request:
             self._gateway.metrics.http_requests.labels("unknown", "unknown", error.status).inc()
         if not self._has_request or (self.cycle.more_body and not self.cycle.response_started):
-            response = error.response()
+            response = error.response(self.scope or {})
             head = [b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())]
             head += [b"%s: %s" % header for header in response.raw_headers]
             self.transport.write(b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)]))

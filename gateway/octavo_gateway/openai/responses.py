@@ -14,7 +14,7 @@ from octavo import AsyncJob
 from octavo.dialects.openai.responses.events import ResponseLog
 from octavo.dialects.openai.responses.items import Item, check_outputs, stored
 from octavo.dialects.openai.responses.record import Record, response_id
-from octavo.dialects.openai.responses.requests import ResponseRequest
+from octavo.dialects.openai.responses.requests import TABLE, ResponseRequest
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.door import Entry, KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError
@@ -36,7 +36,7 @@ router = APIRouter(prefix="/v1/responses", tags=["openai"])
 async def create(
     request: Request,
     tenant: CurrentTenant,
-    body: Annotated[ResponseRequest, Depends(json_body(ResponseRequest))],
+    body: Annotated[ResponseRequest, Depends(json_body(ResponseRequest, TABLE))],
     idempotency_key: KeyHeader = None,
 ) -> Response:
     """Answer at once, as a stream of events, or in the background: `202` and the response, which is queued."""

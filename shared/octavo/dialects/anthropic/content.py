@@ -20,7 +20,7 @@ class Block(Body):
 class TextBlock(Block):
     type: Literal["text"]
     text: str
-    citations: None = None
+    citations: Any = None
 
 
 class ThinkingBlock(Block):

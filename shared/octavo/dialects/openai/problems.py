@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from octavo.dialects.openai.fields import REFUSED
+from octavo.dialects.openai.fields import OF_VALUES, advice_of
 from octavo.terms.errors import InvalidRequest
 
 _TAG = re.compile(r"Input tag '.*'(?= found using)", re.DOTALL)
@@ -35,10 +35,10 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     if kind == "not_supported":
         return InvalidRequest(f"{param} is not supported: {message}", code="unknown_parameter", param=param)
     if kind in ("extra_forbidden", "none_required"):
-        advice = REFUSED.get(path[-1]) if path else None
+        advice = advice_of(path)
         message = f"{param} is not supported: {advice}" if advice else f"{param} is unknown: leave it out"
         return InvalidRequest(message, code="unknown_parameter", param=param)
-    message = next((REFUSED[name] for name in path if name in REFUSED), message)
+    message = OF_VALUES.get(path[0], message) if path else message
     return InvalidRequest(f"{param}: {message}" if param else message, code="invalid_value", param=param)
 
 

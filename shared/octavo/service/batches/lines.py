@@ -10,17 +10,19 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
 from pydantic import ValidationError
 
 from octavo.client.requests import build_request
+from octavo.dialects.ignored import Ignored
 from octavo.dialects.openai.answers import CompletedJob, answer
 from octavo.dialects.openai.problems import invalid_body
-from octavo.dialects.openai.requests import ENDPOINTS, ChatCompletionRequest, CompletionRequest
+from octavo.dialects.openai.requests import ENDPOINTS, TABLES, ChatCompletionRequest, CompletionRequest
 from octavo.dialects.openai.tools import ToolBody
+from octavo.dialects.sieve import sift
 from octavo.terms.errors import InvalidRequest, OctavoError
 from octavo.terms.fields import Priority
 from octavo.terms.models import JobRequest
@@ -32,7 +34,8 @@ ID_PREFIX = "batch_req_"
 class BatchLine:
     """One request of a batch file: the jobs that it asks for, and the body that shapes their answer.
 
-    A line that is no request has no jobs: `error` says why. Equal lines differ in `occurrence`.
+    A line that is no request has no jobs: `error` says why. Equal lines differ in `occurrence`. `ignored` names the
+    fields of its body that were taken and change nothing.
     """
 
     number: int
@@ -42,6 +45,7 @@ class BatchLine:
     requests: tuple[JobRequest, ...] = ()
     body: ChatCompletionRequest | CompletionRequest | None = None
     error: OctavoError | None = None
+    ignored: Ignored = field(default_factory=Ignored)
 
     @property
     def id(self) -> str:
@@ -50,9 +54,14 @@ class BatchLine:
         return ID_PREFIX + sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
-def parse_lines(texts: Iterable[str], model: str, priority: Priority = "batch") -> list[BatchLine]:
-    """All lines of a batch file that are not blank. `model` and `priority` are those of lines that name none."""
-    lines = [parse_line(text, number, model, priority) for number, text in enumerate(texts, 1) if text.strip()]
+def parse_lines(
+    texts: Iterable[str], model: str, priority: Priority = "batch", *, strict: bool = False
+) -> list[BatchLine]:
+    """All lines of a batch file that are not blank. `model` and `priority` are those of lines that name none; `strict`
+    refuses fields of bodies that are unknown."""
+    lines = [
+        parse_line(text, number, model, priority, strict=strict) for number, text in enumerate(texts, 1) if text.strip()
+    ]
     seen: Counter[str] = Counter()
     for place, line in enumerate(lines):
         lines[place] = replace(line, occurrence=seen[line.content])
@@ -60,7 +69,7 @@ def parse_lines(texts: Iterable[str], model: str, priority: Priority = "batch") 
     return lines
 
 
-def parse_line(text: str, number: int, model: str, priority: Priority = "batch") -> BatchLine:
+def parse_line(text: str, number: int, model: str, priority: Priority = "batch", *, strict: bool = False) -> BatchLine:
     """Line `number` (from 1) of a batch file. Never raises: a bad line becomes a line with an error."""
     line = BatchLine(number, f"line-{number}", repr(text))
     try:
@@ -71,7 +80,7 @@ def parse_line(text: str, number: int, model: str, priority: Priority = "batch")
         line.content.encode()  # half a surrogate pair can be written nowhere
         line = replace(line, custom_id=_custom_id(fields.pop("custom_id", None)) or line.custom_id)
         if "body" in fields:
-            body = _openai_body(fields, {"model": model, "priority": priority})
+            body = _openai_body(fields, {"model": model, "priority": priority}, line.ignored, strict=strict)
             return replace(line, requests=tuple(body.jobs()), body=body)
         request = _plain_request({"model": model, "priority": priority, **fields})
         return replace(line, requests=(request,), body=_shape(request))
@@ -96,6 +105,8 @@ def completed(line: BatchLine, jobs: Sequence[CompletedJob]) -> dict[str, Any]:
     assert line.body is not None
     job_id = jobs[0].id
     response = {"status_code": 200, "request_id": job_id, "body": answer(line.body, jobs, int(time.time()))}
+    if line.ignored:
+        response["ignored"] = line.ignored.header()
     return {"id": line.id, "custom_id": line.custom_id, "response": response, "error": None}
 
 
@@ -105,13 +116,16 @@ def failed(line: BatchLine, error: OctavoError) -> dict[str, Any]:
     return {"id": line.id, "custom_id": line.custom_id, "response": None, "error": problem}
 
 
-def _openai_body(line: dict[str, Any], defaults: dict[str, str]) -> ChatCompletionRequest | CompletionRequest:
+def _openai_body(
+    line: dict[str, Any], defaults: dict[str, str], ignored: Ignored, *, strict: bool
+) -> ChatCompletionRequest | CompletionRequest:
     url, body = line.get("url"), line["body"]
     if not isinstance(url, str) or url not in ENDPOINTS:
         raise InvalidRequest(f"url must be {' or '.join(ENDPOINTS)}", param="url")
     if not isinstance(body, dict):
         raise InvalidRequest("body must be an object", param="body")
     body = {**defaults, **{name: value for name, value in body.items() if name not in defaults or value is not None}}
+    sift(TABLES[ENDPOINTS[url]], body, ignored, strict=strict)
     return ENDPOINTS[url].model_validate_json(json.dumps(body))  # JSON again: its rules for types are other ones
 
 
