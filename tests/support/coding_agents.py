@@ -1,6 +1,7 @@
 """Coding agents of others, unmodified: each is pointed at a gateway by its own settings, in a home of its own.
 
-They come by `npm install --prefix tests/support/node`. Nothing of the environment reaches them but the search path; whatever
+They come by `npm install --prefix tests/support/node`. Nothing of the environment reaches them but the search path;
+whatever
 they would tell others is switched off by their own switches, and what is not, ends at a proxy that is not there.
 """
 

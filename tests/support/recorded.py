@@ -1,4 +1,4 @@
-"""Requests that programs of others sent, shortened and without anybody's data: `tests/gateway/recorded`."""
+"""Requests that programs of others sent, shortened and without anybody's data: `tests/gateway/recorded/programs`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 from front import Sent
 
-FOLDER = Path(__file__).parents[1] / "gateway" / "recorded"
+FOLDER = Path(__file__).parents[1] / "gateway" / "recorded" / "programs"
 MOST_OF_A_TEXT = 24
 _HEADERS = ("accept", "anthropic-beta", "anthropic-version", "content-type", "openai-beta", "user-agent")
 _ID = re.compile(r"\b(call|toolu|msg|fc|fco|rs|resp)_(g00_)?[0-9A-Za-z-]{16,}")
