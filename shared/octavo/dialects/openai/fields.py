@@ -178,7 +178,6 @@ CHAT_REFUSED = REFUSED | {
     "messages.audio": Refusal("prompts are text: leave it out"),
     "messages.images": Refusal("prompts are text: leave it out"),
     "messages.function_call": Refusal("send tool_calls, of which it is the old form"),
-    "messages.refusal": Refusal("send it as content"),
     **dict.fromkeys(("messages.prefix", "messages.partial"), Refusal("send continue_final_message")),
 }
 COMPLETION_REFUSED = REFUSED | {
@@ -199,6 +198,7 @@ def advice_of(path: Sequence[str]) -> str | None:
 
 
 OF_VALUES = {name: REFUSED[name].advice for name in ("functions", "function_call", "modalities")} | {
-    "echo": "a chat does not repeat its prompt: leave it out"
+    "refusal": "send it as content",
+    "echo": "a chat does not repeat its prompt: leave it out",
 }
 """What to do instead of a value that a known field cannot have."""

@@ -35,7 +35,7 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     if kind == "not_supported":
         return InvalidRequest(f"{param} is not supported: {message}", code="unknown_parameter", param=param)
     if kind in ("extra_forbidden", "none_required"):
-        advice = advice_of(path)
+        advice = advice_of(path) or OF_VALUES.get(path[-1]) if path else None
         message = f"{param} is not supported: {advice}" if advice else f"{param} is unknown: leave it out"
         return InvalidRequest(message, code="unknown_parameter", param=param)
     message = OF_VALUES.get(path[0], message) if path else message
