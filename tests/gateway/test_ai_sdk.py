@@ -89,3 +89,16 @@ async def test_a_whole_answer_is_asked_for_again_after_a_kill(redis_url, start_m
     assert (answer["text"], answer["calls"]) == (ANSWER, MADE)
     assert front.begun == 3
     assert len(front.sent) == 2
+
+
+@each_provider
+async def test_a_stream_that_breaks_off_is_an_error(redis_url, start_model, tmp_path, provider):
+    start_model(MODEL, ANSWER * 20, step_seconds=0.01)
+    with GatewayProcess(redis_url, tmp_path / "gateway.log") as gateway:
+        async with Front(await gateway.url()) as front, asking(provider, front.url, "stream") as process:
+            answering = asyncio.create_task(process.communicate())
+            await until(lambda: front.passed > 2000 or answering.done())
+            gateway.kill()
+            out, _ = await answering
+    assert (process.returncode, out) == (1, b"")
+    assert front.begun == 1

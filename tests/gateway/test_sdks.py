@@ -107,3 +107,30 @@ async def test_a_whole_answer_is_asked_for_again_after_a_kill(redis_url, start_m
             front.gateway = urls[1]
             assert await answering == ANSWER
     assert (front.begun, len(front.sent)) == (2, 1)
+
+
+async def stream_openai(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=STALL_S) as ai:
+        async for _ in await ai.chat.completions.create(model=MODEL, messages=ASKED, stream=True):
+            pass
+
+
+async def stream_anthropic(url: str) -> None:
+    async with (
+        anthropic.AsyncAnthropic(base_url=url, api_key="none", timeout=STALL_S) as claude,
+        claude.messages.stream(model=MODEL, max_tokens=200, messages=ASKED) as stream,
+    ):
+        await stream.get_final_message()
+
+
+@pytest.mark.parametrize("ask", [stream_openai, stream_anthropic])
+async def test_a_stream_that_breaks_off_is_an_error(redis_url, start_model, tmp_path, ask):
+    start_model(MODEL, ANSWER * 20, step_seconds=0.01)
+    with GatewayProcess(redis_url, tmp_path / "gateway.log") as gateway:
+        async with Front(await gateway.url()) as front:
+            answering = asyncio.create_task(ask(front.url))
+            await until(lambda: front.passed > 1000 or answering.done())
+            gateway.kill()
+            with pytest.raises(Exception, match=r"peer closed connection|incomplete chunked read|Connection error"):
+                await answering
+    assert front.begun == 1

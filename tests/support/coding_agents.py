@@ -1,14 +1,14 @@
 """Coding agents of others, unmodified: each is pointed at a gateway by its own settings, in a home of its own.
 
 They come by `npm install --prefix tests/support/node`. Nothing of the environment reaches them but the search path;
-whatever
-they would tell others is switched off by their own switches, and what is not, ends at a proxy that is not there.
+what they would tell others is switched off by their own switches, and the rest ends at a proxy that is not there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from programs import run_program
+from real_clients import DOCUMENT
 
 NODE = Path(__file__).parent / "node"
 BIN = NODE / "node_modules" / ".bin"
@@ -62,45 +63,33 @@ class Agent:
             yield process
 
 
+def _documented(language: str, url: str) -> str:
+    """The block of the page for users, with the address and the model of a test."""
+    (block,) = re.findall(rf"```{language}\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
+    return block.replace("http://127.0.0.1:8000", url).replace('"demo"', f'"{MODEL}"').replace("=demo", f"={MODEL}")
+
+
 def _claude_settings(home: Path, url: str) -> None:
     """All of its settings are variables."""
 
 
 def _claude_environment(url: str) -> dict[str, str]:
-    return {
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_API_KEY": "none",
-        "ANTHROPIC_MODEL": MODEL,
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
+    lines = _documented("sh", url).splitlines()
+    return dict(line.removeprefix("export ").split("=", 1) for line in lines)
 
 
 def _codex_settings(home: Path, url: str) -> None:
-    folder = home / ".codex"
-    folder.mkdir()
-    (folder / "config.toml").write_text(
-        f"""model = "{MODEL}"
-model_provider = "octavo"
-check_for_update_on_startup = false
-
-[analytics]
-enabled = false
-
-[model_providers.octavo]
-name = "octavo"
-base_url = "{url}/v1"
-wire_api = "responses"
-"""
-    )
+    (home / ".codex").mkdir()
+    (home / ".codex" / "config.toml").write_text(_documented("toml", url))
 
 
 def _pi(api: str, path: str) -> Agent:
     def settings(home: Path, url: str) -> None:
         folder = home / ".pi" / "agent"
         folder.mkdir(parents=True)
-        base = url if api == "anthropic-messages" else f"{url}/v1"
-        provider = {"baseUrl": base, "api": api, "apiKey": "none", "models": [{"id": MODEL}]}
-        (folder / "models.json").write_text(json.dumps({"providers": {"octavo": provider}}))
+        models = json.loads(_documented("json", url))
+        models["providers"]["octavo"] |= {"api": api, "baseUrl": url if api == "anthropic-messages" else f"{url}/v1"}
+        (folder / "models.json").write_text(json.dumps(models))
 
     words = ("pi", "--provider", "octavo", "--model", MODEL, "--no-session", "-p")
     environment = {"PI_OFFLINE": "1", "PI_TELEMETRY": "0"}
