@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from typing import Any
 
+import field_tables
 import httpx
 import pytest
+from pydantic import BaseModel
 from scripted_worker import MODEL, ScriptedWorker
 from waiting import until
 
@@ -292,114 +295,6 @@ async def test_a_repeat_may_have_other_hints(http: httpx.AsyncClient, worker: Sc
     assert replies[0].json()["id"] == replies[1].json()["id"]
 
 
-OFF = {"enable_thinking": False, "thinking": False}
-ON = {"enable_thinking": True, "thinking": True}
-SWITCHES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((path, {"enable_thinking": False}, OFF) for path in (CHAT, RESPONSES, MESSAGES)),
-    *((path, {"think": "low"}, {"reasoning_effort": "low"}) for path in (CHAT, RESPONSES, MESSAGES)),
-    *((path, {"reasoning_effort": "none", "think": True}, OFF) for path in (CHAT, RESPONSES, MESSAGES)),
-    *(
-        (path, {"think": True, "chat_template_kwargs": {"thinking": 1}}, ON | {"thinking": 1})
-        for path in (CHAT, MESSAGES)
-    ),
-    (CHAT, {"thinking": {"type": "disabled"}}, OFF),
-    (CHAT, {"thinking": True}, ON),
-    (CHAT, {"reasoning": {"effort": "high", "enabled": True}}, ON | {"reasoning_effort": "high"}),
-    (RESPONSES, {"reasoning": {"effort": "high"}}, {"reasoning_effort": "high"}),
-    (MESSAGES, {"output_config": {"effort": "high"}}, {"reasoning_effort": "high"}),
-    (
-        MESSAGES,
-        {"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}},
-        ON | {"reasoning_effort": "low"},
-    ),
-]
-
-
-@pytest.mark.parametrize(("path", "fields", "arguments"), SWITCHES, ids=str)
-async def test_switches_of_thinking_reach_the_template(
-    http: httpx.AsyncClient, worker: ScriptedWorker, path: str, fields: dict[str, Any], arguments: Mapping[str, Any]
-) -> None:
-    reply = await http.post(path, json=ASKED[path] | fields)
-    assert reply.status_code == 200, reply.text
-    assert worker.seen[0].chat_template_kwargs == arguments
-
-
-BUDGETS: list[tuple[str, dict[str, Any]]] = [
-    (CHAT, {"thinking_budget": 7}),
-    (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 7}}),
-    (CHAT, {"reasoning": {"max_tokens": 7}, "thinking_budget": None}),
-    (CHAT, {"thinking_token_budget": 7, "thinking_budget": 9}),
-    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 7}}),
-]
-
-
-@pytest.mark.parametrize(("path", "fields"), BUDGETS, ids=str)
-async def test_budgets_of_thoughts_have_several_names(
-    http: httpx.AsyncClient, worker: ScriptedWorker, path: str, fields: dict[str, Any]
-) -> None:
-    assert (await http.post(path, json=ASKED[path] | fields)).status_code == 200
-    assert worker.seen[0].sampling.thinking_token_budget == 7
-
-
-@pytest.mark.parametrize("place", ["output_config.format", "output_format"])
-async def test_a_format_of_messages_is_a_grammar(http: httpx.AsyncClient, worker: ScriptedWorker, place: str) -> None:
-    form = {"type": "json_schema", "schema": SCHEMA}
-    asked = {"output_config": {"format": form}} if "." in place else {place: form}
-    assert (await http.post(MESSAGES, json=ASKED[MESSAGES] | asked)).status_code == 200
-    grammar = worker.seen[0].grammar
-    assert grammar is not None
-    assert (grammar.kind, json.loads(grammar.text)) == ("json_schema", SCHEMA)
-    form["schema"] = {"type": "no such type"}
-    refused = await http.post(MESSAGES, json=ASKED[MESSAGES] | asked)
-    assert (refused.status_code, refused.json()["type"]) == (400, "error")
-    both = {"output_config": {"format": form}, "output_format": form}
-    assert (await http.post(MESSAGES, json=ASKED[MESSAGES] | both)).status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/v1/messages", 405),
-        ("POST", "/v1/messages/batches", 404),
-        ("GET", "/v1/messages/batches/x", 404),
-        ("PUT", "/v1/messages/count_tokens", 405),
-    ],
-)
-async def test_paths_below_messages_answer_in_anthropic_s_shape(
-    http: httpx.AsyncClient, method: str, path: str, status: int
-) -> None:
-    reply = await http.request(method, path)
-    assert reply.status_code == status
-    assert (reply.json()["type"], set(reply.json()["error"])) == ("error", {"type", "message"})
-
-
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/files", "/v1/skills", "/v1/messagesx", "/nothing"])
-async def test_other_paths_answer_in_the_shape_of_the_client(http: httpx.AsyncClient, path: str) -> None:
-    ours = await http.post(path)
-    assert (ours.status_code, ours.json()["error"]["code"]) == (404, "not_found")
-    theirs = await http.post(path, headers={"anthropic-version": "2023-06-01"})
-    assert (theirs.status_code, theirs.json()["error"]["type"]) == (404, "not_found_error")
-
-
-async def test_every_error_of_messages_has_anthropic_s_shape(
-    http: httpx.AsyncClient, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kind = {"content-type": "application/json"}
-    refusals = [
-        await http.post(MESSAGES, content=b"{", headers=kind),
-        await http.post(MESSAGES, content=b" " * ((1 << 20) + 1), headers=kind),
-        await http.post(MESSAGES, content=b"x", headers={"content-type": "text/plain"}),
-        await http.post(MESSAGES, json=ASKED[MESSAGES], headers={"origin": "https://elsewhere.example"}),
-        await http.post(MESSAGES, json=ASKED[MESSAGES], headers={"idempotency-key": "x" * 300}),
-    ]
-    assert [reply.status_code for reply in refusals] == [400, 413, 415, 403, 400]
-    monkeypatch.setattr(MessagesRequest, "completion", lambda _: 1 / 0)
-    refusals.append(await http.post(MESSAGES, json=ASKED[MESSAGES] | {"invented": 1}))
-    assert (refusals[-1].status_code, refusals[-1].headers["octavo-ignored"]) == (500, "invented")
-    for reply in refusals:
-        assert (reply.json()["type"], set(reply.json()["error"])) == ("error", {"type", "message"}), reply.text
-
-
 def test_the_sieve_looks_at_each_object_once() -> None:
     """A list of very many objects costs what its objects are worth."""
     many = 10_000
@@ -428,3 +323,23 @@ def test_a_response_keeps_tools_of_its_caller() -> None:
     sift(TABLE, body, ignored, strict=False)
     assert list(ignored) == ["tools.mcp", "include.file_search_call.results"]
     assert [tool.name for tool in ResponseRequest.model_validate(body).tools or ()] == ["a", "c"]
+
+
+@pytest.mark.parametrize("page", field_tables.PAGES)
+def test_documents_have_the_tables_of_the_code(page: str) -> None:
+    text = (field_tables.DOCUMENTS / page).read_text()
+    assert text == field_tables.document(page, text), "rewrite it: python tests/support/field_tables.py"
+
+
+@pytest.mark.parametrize(
+    ("page", "bodies"),
+    [
+        ("openai.md", (ChatCompletionRequest, CompletionRequest)),
+        ("responses.md", (ResponseRequest,)),
+        ("anthropic.md", (MessagesRequest, CountRequest)),
+    ],
+)
+def test_documents_name_every_field(page: str, bodies: tuple[type[BaseModel], ...]) -> None:
+    text = (field_tables.DOCUMENTS / page).read_text()
+    named = {part for name in re.findall(r"`([\w.]+)`", text) for part in name.split(".")}
+    assert {name for body in bodies for name in body.model_fields} - named == set()

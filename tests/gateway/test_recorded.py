@@ -41,7 +41,7 @@ async def test_a_recorded_request_is_answered(http: httpx.AsyncClient, worker: S
 
 
 def texts(stream: str) -> Iterator[str]:
-    """What a streamed answer of any dialect says."""
+    """Pieces of text of a streamed answer, whichever dialect it is in."""
     for line in stream.splitlines():
         if not line.startswith("data: {"):
             continue

@@ -57,7 +57,7 @@ BUDGETS = {
     "octavo_worker.contract": 1360,
     "octavo_kernels": 3880,
     "octavo.service": 1970,
-    "octavo.dialects": 6250,
+    "octavo.dialects": 6900,
     "octavo.client": 1630,
     "octavo.queue": 2990,
     "octavo.terms": 1540,

@@ -19,7 +19,7 @@ Where = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class _Place:
-    """What may stand in a field: one of these objects, or a list of them."""
+    """Contents of a field: one of these objects, or a list of them."""
 
     path: str
     is_hint: bool

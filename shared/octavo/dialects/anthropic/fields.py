@@ -12,7 +12,7 @@ HINTS = frozenset(
         *(f"{place}.citations" for place in _CITED),
     }
 )
-"""Those of the dialect by their paths; every unknown field is another."""
+"""Known hints by their paths; every unknown field is another."""
 
 _CHAT = Refusal("/v1/chat/completions takes it")
 _FORMAT = Refusal("send output_config.format")

@@ -92,7 +92,7 @@ def _nothing_for_minus_one(value: Any) -> Any:
 
 
 NO_LIMIT = BeforeValidator(_nothing_for_minus_one)
-"""Of a limit that is -1: llama.cpp's and LM Studio's word for none."""
+"""A limit of -1 is none, as in llama.cpp and LM Studio."""
 
 
 class WithoutEffect(Body):
@@ -156,7 +156,7 @@ CHAT_HINTS = HINTS | {
     f"messages.{name}" for name in MessageWithoutEffect.model_fields if name not in ("refusal", "cache_control")
 }
 COMPLETION_HINTS = HINTS | {"reasoning_effort", "parallel_tool_calls"}
-"""Those of the dialect by their paths; every unknown field is another."""
+"""Known hints by their paths; every unknown field is another."""
 
 _SCHEMA = Refusal("send it as json_schema: {name, schema}")
 REFUSED = {
@@ -191,7 +191,7 @@ COMPLETION_REFUSED = REFUSED | {
 
 
 def advice_of(path: Sequence[str]) -> str | None:
-    """What to do instead of a field that a body refuses by itself."""
+    """Advice for a field that a body refuses by itself."""
     names = ".".join(part for part in path if not part.isdecimal())
     refusal = CHAT_REFUSED.get(names) or COMPLETION_REFUSED.get(names) or (ELSEWHERE.get(path[-1]) if path else None)
     return refusal.advice if refusal is not None else None
@@ -201,4 +201,4 @@ OF_VALUES = {name: REFUSED[name].advice for name in ("functions", "function_call
     "refusal": "send it as content",
     "echo": "a chat does not repeat its prompt: leave it out",
 }
-"""What to do instead of a value that a known field cannot have."""
+"""Advice by a known field, for values that it cannot have."""

@@ -26,7 +26,7 @@ class ReasoningOptions(Body):
 
 
 class EffortFields(Body):
-    """What all dialects take."""
+    """Fields of thinking that all dialects take."""
 
     reasoning_effort: Word | None = None
     chat_template_kwargs: Arguments | None = None

@@ -85,7 +85,7 @@ def _runs_here(choice: Any) -> Any:
 
 
 OF_THE_CALLER = BeforeValidator(_runs_here)
-"""Of a choice among tools."""
+"""Check of a choice among tools."""
 
 
 class ChatFields(EffortFields):

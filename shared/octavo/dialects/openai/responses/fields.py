@@ -12,7 +12,7 @@ HINTS = frozenset(
         *("reasoning.summary", "reasoning.generate_summary", "tools.format", "client_metadata"),
     }
 )
-"""Those of the dialect by their paths; every unknown field is another."""
+"""Known hints by their paths; every unknown field is another."""
 
 _FORMAT = "send text.format"
 _CHAT = "/v1/chat/completions takes it"

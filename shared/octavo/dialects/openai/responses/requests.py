@@ -26,7 +26,7 @@ Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"
 
 
 def _not_included(name: Any) -> str | None:
-    """What belongs to tools that a server would run."""
+    """The name of an extra that belongs to tools which a server would run."""
     return name if isinstance(name, str) and name not in get_args(Included) else None
 
 

@@ -9,7 +9,7 @@ from octavo.terms.tools import as_json, as_object
 
 NAME = "input"
 PARAMETERS = {"type": "object", "properties": {NAME: {"type": "string"}}, "required": [NAME]}
-"""Of the function that stands for a custom tool."""
+"""Schema of the function that stands for a custom tool."""
 
 _HEAD = re.compile(rf'\s*\{{\s*"{NAME}"\s*:\s*"')
 _PIECE = re.compile(r'[^"\\]+|\\(?:u[0-9a-fA-F]{4}|u(?=[0-9a-fA-F]{0,3}[^0-9a-fA-F])|[^u])')
