@@ -41,6 +41,7 @@ async def answer_of(process: asyncio.subprocess.Process) -> dict[str, Any]:
     return json.loads(out)
 
 
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("kind", ["whole", "stream"])
 @each_provider
 async def test_a_turn_with_a_call(own_gateway, start_model, provider, kind):
@@ -75,6 +76,7 @@ async def test_an_object_by_a_call_that_must_be_made(own_gateway, start_model):
     recorded.check("ai-sdk-anthropic-object-by-call", front.posted[0])
 
 
+@pytest.mark.full
 @each_provider
 async def test_a_whole_answer_is_asked_for_again_after_a_kill(redis_url, start_model, tmp_path, provider):
     start_model(MODEL, CALL, reply=ANSWER, step_seconds=0.05)
@@ -91,6 +93,7 @@ async def test_a_whole_answer_is_asked_for_again_after_a_kill(redis_url, start_m
     assert len(front.sent) == 2
 
 
+@pytest.mark.full
 @each_provider
 async def test_a_stream_that_breaks_off_is_an_error(redis_url, start_model, tmp_path, provider):
     start_model(MODEL, ANSWER * 20, step_seconds=0.01)
