@@ -1,7 +1,8 @@
-"""What programs of others sent is answered as they read it: whole or streamed, in the shapes of their packages."""
+"""Requests that programs of others sent are answered as these read it: whole or streamed, in their shapes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -11,6 +12,7 @@ import pydantic
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from coding_agents import MODEL
+from front import Sent
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from recorded import FOLDER, Recorded, ignored_by
@@ -71,7 +73,7 @@ def said(answer: Any) -> str:
 
 
 def added(event: Any) -> str:
-    """What an event adds to that."""
+    """The text that an event adds."""
     if isinstance(event, ChatCompletionChunk):
         return "".join(choice.delta.content or "" for choice in event.choices)
     if event.type == "content_block_delta" and event.delta.type == "text_delta":
@@ -97,9 +99,37 @@ async def test_a_stream(http, name):
     assert is_free(name) is ("".join(map(added, events)) == TEXT)
 
 
-def test_nobodys_data_is_recorded():
+def test_nothing_private_is_recorded():
     private = ("/home/", "/root", "/tmp/", "/Users/", "device_id", "cwd", "Bearer", "sk-")
     for path in FOLDER.glob("*.json"):
         text = path.read_text()
         assert not [word for word in private if word in text], path.name
         assert len(text) < 25_000, path.name
+
+
+def test_a_recording_is_short_and_tells_nothing_private():
+    long = "a word and another " * 20
+    body = {
+        "model": MODEL,
+        "metadata": {"user_id": '{"device_id": "0123"}'},
+        "client_metadata": {"turn_id": "0123"},
+        "input": [
+            {"type": "message", "content": [{"type": "input_text", "text": long}]},
+            {"type": "function_call", "call_id": "call_7b0491cbf35823e53a4f5b3c", "name": "read"},
+            {"type": "function_call_output", "call_id": "call_7b0491cbf35823e53a4f5b3c", "output": long},
+        ],
+        "tools": [{"name": "read", "parameters": {"properties": {"path": {"description": long, "enum": ["a", "b"]}}}}],
+        "prompt_cache_key": "01a221ad-8748-7be3-b948-ae6efd6741e3",
+    }
+    headers = {"user-agent": "program/1", "x-api-key": "secret", "authorization": "Bearer secret"}
+    sent = Sent("POST", "/v1/responses", headers, body, httpx.Response(200, headers={"octavo-ignored": "a, b.c"}))
+    recorded = Recorded.of(sent)
+    assert (recorded.headers, recorded.ignored) == ({"user-agent": "program/1"}, ["a", "b.c"])
+    text = json.dumps(recorded.body)
+    assert len(text) < 700
+    assert not [word for word in ("secret", "0123", "01a221ad", "7b0491") if word in text]
+    _, call, output = recorded.body["input"]
+    assert call["call_id"] == output["call_id"]
+    assert recorded.body["tools"][0]["parameters"]["properties"]["path"]["enum"] == ["a", "b"]
+    assert {"input.call_id", "tools.parameters", "metadata.user_id"} < recorded.fields
+    assert "tools.parameters.properties" not in recorded.fields

@@ -45,7 +45,7 @@ class Agent:
 
     @property
     def call(self) -> str:
-        """What a model writes to run the command."""
+        """A call of the command, as a model writes it."""
         arguments = {self.argument: COMMAND}
         return f"<tool_call>\n{json.dumps({'name': self.tool, 'arguments': arguments})}\n</tool_call>"
 

@@ -29,7 +29,7 @@ class Sent:
 
 
 class Front:
-    """What a load balancer is to a program: where the gateway behind it dies, its answers break off."""
+    """A load balancer, as a program sees it: where the gateway behind it dies, its answers break off."""
 
     def __init__(self, gateway: str) -> None:
         self.gateway = gateway

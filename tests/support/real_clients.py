@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "clients.md"
 PACKAGES: Mapping[str, str] = json.loads((ROOT / "tests/support/node/package.json").read_text())["dependencies"]
-"""Those of Node, with the versions that are pinned."""
+"""Packages of Node, with the versions that are pinned."""
 
 AGAIN = "asks again by itself"
 WHOLE = "asks again for a whole answer"

@@ -1,4 +1,4 @@
-"""Requests that programs of others sent, shortened and without anybody's data: `tests/gateway/recorded/programs`."""
+"""Requests that programs of others sent, shortened and without private data: `tests/gateway/recorded/programs`."""
 
 from __future__ import annotations
 
