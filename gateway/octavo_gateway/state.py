@@ -16,6 +16,7 @@ from octavo_gateway.auth import Keyring
 from octavo_gateway.door import Door
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
+from octavo_gateway.switches import Switches
 
 _PROBE_S = 1.0
 _LOADED_AT_ONCE = 2  # results, each of which may have megabytes
@@ -54,6 +55,7 @@ class Gateway:
         self.client = client
         self.metrics = metrics
         self.writes = Writes(client)
+        self.switches = Switches(client)
         self.door = Door(client, metrics)
         self.reader = ThreadPoolExecutor(1, "reader")
         self.loading = asyncio.Semaphore(_LOADED_AT_ONCE)

@@ -306,6 +306,8 @@ def test_the_sieve_looks_at_each_object_once() -> None:
     # of an object with more members than any has it takes no notice: it is refused as a whole
     wide = ASKED[TEXT] | {f"a{i}": 0 for i in range(many)}
     sift(TABLE_OF[TEXT], wide, ignored, strict=False)
+    # nor of a list with more tools than there may be
+    sift(TABLE_OF[CHAT], {"tools": [{"type": "web_search"}] * many}, ignored, strict=False)
     assert len(list(ignored)) == 2
 
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 from scripted_worker import MODEL, ScriptedWorker
+
+from octavo.queue.calls import run_sync
+from octavo.queue.protocol import Cell
+from octavo.terms.workers import ModelCard
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 USER = {"role": "user", "content": "hi"}
@@ -80,3 +85,41 @@ async def test_a_format_of_messages_is_a_grammar(http: httpx.AsyncClient, worker
     assert (refused.status_code, refused.json()["type"]) == (400, "error")
     both = {"output_config": {"format": form}, "output_format": form}
     assert (await http.post(MESSAGES, json=ASKED[MESSAGES] | both)).status_code == 400
+
+
+READ: list[tuple[str, dict[str, Any], tuple[str, ...], str | None]] = [
+    (CHAT, {"reasoning_effort": "high", "enable_thinking": True}, ("reasoning_effort",), "enable_thinking"),
+    (CHAT, {"reasoning_effort": "none", "think": "low"}, ("thinking",), "think"),
+    (
+        CHAT,
+        {"reasoning": {"effort": "high", "enabled": True}, "think": True},
+        (),
+        "think, reasoning.enabled, reasoning.effort",
+    ),
+    (
+        MESSAGES,
+        {"output_config": {"effort": "high"}, "thinking": {"type": "adaptive"}},
+        ("thinking",),
+        "output_config.effort",
+    ),
+    (MESSAGES, {"thinking": {"type": "disabled"}}, ("enable_thinking",), None),
+    (RESPONSES, {"reasoning": {"effort": "high"}}, (), "reasoning.effort"),
+    (RESPONSES, {"reasoning": {"effort": "high"}, "invented": 1}, ("reasoning_effort",), "invented"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "switches", "named"), READ, ids=str)
+async def test_a_switch_that_the_template_lacks_is_a_hint(
+    http: httpx.AsyncClient,
+    redis_sync: redis.Redis,
+    path: str,
+    fields: dict[str, Any],
+    switches: tuple[str, ...],
+    named: str | None,
+) -> None:
+    """No worker is there: the key, which is too long, spares the wait for one."""
+    name = "-".join(("of", *switches))
+    card = ModelCard(name=name, max_model_len=9, vocab_size=9, has_tokenizer=True, created_at=1.0, switches=switches)
+    run_sync(redis_sync, Cell().register_model(card))
+    reply = await http.post(path, json=ASKED[path] | fields | {"model": name}, headers={"Idempotency-Key": "x" * 300})
+    assert (reply.status_code, reply.headers.get("octavo-ignored")) == (400, named)

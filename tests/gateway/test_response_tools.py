@@ -102,6 +102,13 @@ async def test_effort_and_arguments_reach_the_template(ai, start_model):
     assert said(two.output)[1] is None
 
 
+async def test_an_effort_that_the_template_does_not_read_is_named(http, start_model):
+    start_model("deepseek_v3_1", "Let me see.")
+    body = {"model": "deepseek_v3_1", "messages": ASKED, "reasoning_effort": "high", "enable_thinking": False}
+    reply = await http.post("/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.headers["octavo-ignored"]) == (200, "reasoning_effort")
+
+
 async def test_parallel_calls_can_be_refused(ai, start_model):
     start_model("hermes", ANSWERS["hermes"].text)
     reply = await ai.responses.create(
@@ -171,6 +178,18 @@ async def test_a_custom_tool_is_a_function_of_one_text(http, worker):
     assert (job.tool_choice.mode, job.tool_choice.name) == ("required", "edit")
     assert job.tools[0].schema_of_parameters["required"] == ["input"]
     assert job.tools[0].description == 'Edits.\n\nstart: "x"'
+
+
+async def test_a_custom_call_goes_back_with_its_text(http, worker):
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "edit", "input": PATCH}
+    said = {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"}
+    body = {"model": MODEL, "input": [*ASKED, call, said], "tools": [EDIT], "max_output_tokens": 1}
+    assert (await http.post("/v1/responses", json=body)).status_code == 200
+    _, called, returned = worker.seen[0].messages
+    assert json.loads(called.tool_calls[0].arguments) == {"input": PATCH}
+    assert (returned.role, returned.content, returned.tool_call_id) == ("tool", "Done", "c")
+    twice = await http.post("/v1/responses", json=body | {"input": [call, said, said]})
+    assert (twice.status_code, "two outputs" in twice.text) == (400, True)
 
 
 REFUSED = [

@@ -14,6 +14,7 @@ from pydantic_core import from_json
 
 from octavo.dialects.field_table import FieldTable
 from octavo.dialects.ignored import Ignored
+from octavo.dialects.openai.thinking import EffortFields
 from octavo.dialects.sieve import sift
 from octavo.terms.errors import InvalidRequest
 from octavo_gateway.errors import ApiError
@@ -83,12 +84,22 @@ def json_body(model: type[Model], fields: FieldTable | None = None) -> Callable[
     async def read(request: Request) -> Model:
         media_type(request, JSON)
         gateway: Gateway = request.state.gateway
-        strict = fields is not None and asks_strictly(request)
+        sifted = None if fields is None else _sieve(request, fields)
         body = await read_body(request, gateway.settings.max_body_bytes)
-        sifted = None if fields is None else partial(_sifted, request, fields, strict)
-        return await apart(request, lambda: parsed(model, body, sifted))
+        value = await apart(request, lambda: parsed(model, body, sifted))
+        if fields is not None and isinstance(value, EffortFields) and value.says_how_to_think:
+            variables = await gateway.switches.of(getattr(value, "model", ""))
+            for name in value.unread(variables) if variables is not None else ():
+                request.state.ignored.add(name)
+        return value
 
     return read
+
+
+def _sieve(request: Request, fields: FieldTable) -> Callable[[Any], None]:
+    """Sifts the body of a request. What is ignored is named also where the request fails. Raises ApiError 400."""
+    ignored = request.state.ignored = Ignored()
+    return partial(sift, fields, ignored=ignored, strict=asks_strictly(request))
 
 
 def asks_strictly(request: Request) -> bool:
@@ -98,14 +109,6 @@ def asks_strictly(request: Request) -> bool:
         raise ApiError(400, f"{STRICT}: send 1, or leave it out", code="invalid_value", param=STRICT)
     gateway: Gateway = request.state.gateway
     return gateway.settings.strict_fields or _SAID[said]
-
-
-def _sifted(request: Request, fields: FieldTable, strict: bool, body: Any) -> None:
-    ignored = Ignored()
-    try:
-        sift(fields, body, ignored, strict=strict)
-    finally:  # errors name them, too
-        request.state.ignored = ignored.header()
 
 
 def parsed(model: type[Model], body: bytes, sifted: Callable[[Any], None] | None = None) -> Model:

@@ -10,6 +10,7 @@ from time import monotonic
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.dialects.ignored import Ignored
 from octavo_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 
 INTERNAL_ERROR = ApiError(500, "an error inside the gateway; its log says more", code="internal_error")
@@ -73,7 +74,8 @@ def _route(scope: Scope) -> str:
 
 
 def _ignored(scope: Scope) -> str:
-    return str(scope.get("state", {}).get("ignored", ""))
+    found: Ignored | None = scope.get("state", {}).get("ignored")
+    return found.header() if found is not None else ""
 
 
 def _count(scope: Scope, status: int) -> None:

@@ -14,6 +14,7 @@ class Ignored:
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
+        self._shown: list[str] = []
 
     def __bool__(self) -> bool:
         return bool(self._names)
@@ -22,16 +23,13 @@ class Ignored:
         return iter(self._names)
 
     def add(self, name: str) -> None:
-        self._names[name] = None
+        if name not in self._names:
+            self._names[name] = None
+            if len(self._shown) < MOST_NAMES and _SHOWN.fullmatch(name):
+                self._shown.append(name)
 
     def header(self) -> str:
         """The first names with commas between them, and `+N` for others. A name that is long or has other characters
         than names have is counted only: it is a client's text, and goes into headers and logs."""
-        shown: list[str] = []
-        for name in self._names:
-            if len(shown) == MOST_NAMES:
-                break
-            if _SHOWN.fullmatch(name):
-                shown.append(name)
-        others = len(self._names) - len(shown)
-        return ", ".join([*shown, *([f"+{others}"] if others else [])])
+        others = len(self._names) - len(self._shown)
+        return ", ".join([*self._shown, *([f"+{others}"] if others else [])])

@@ -76,7 +76,7 @@ class _Sieve:
         if isinstance(item, dict):
             self._inner(place, item, where)
         elif isinstance(item, list) and (place.objects or place.dropped):
-            if place.dropped is not None and not self.strict:
+            if place.dropped is not None and not self.strict and len(item) <= MAX_MEMBERS:
                 item[:] = [one for one in item if not self._is_item_dropped(place, one)]
             for number, one in enumerate(item):
                 if isinstance(one, dict):

@@ -20,6 +20,9 @@ from octavo.terms.tools import ToolCall
 
 Role = Literal["system", "user", "assistant", "tool", "developer"]
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
+SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
+"""Variables by which chat templates let a request choose how a model thinks."""
+
 _DEEPEST = 4
 _MOST = 32
 _MOST_VALUES = 65_536

@@ -12,7 +12,8 @@ from octavo.terms.stats import WorkerStats
 
 class ModelCard(Frozen):
     """A model that some worker serves or has served, as registered at the worker's start. `quantization` names the
-    schemes of quantised weights; it is empty where none is."""
+    schemes of quantised weights; it is empty where none is. `switches` are those variables of thinking that its chat
+    template reads, None where that is not known."""
 
     name: str
     max_model_len: int
@@ -20,6 +21,7 @@ class ModelCard(Frozen):
     has_tokenizer: bool
     created_at: float
     quantization: str = ""
+    switches: tuple[str, ...] | None = None
 
 
 class PrefixPin(Frozen):

@@ -58,15 +58,23 @@ class Membership:
     """The worker's place in the fleet: its model's card, its heartbeat's content, and its share of reaping."""
 
     def __init__(
-        self, connection: redis.asyncio.Redis, cell: Cell, redis_url: str, model: str, *, has_tokenizer: bool
+        self,
+        connection: redis.asyncio.Redis,
+        cell: Cell,
+        redis_url: str,
+        model: str,
+        *,
+        has_tokenizer: bool,
+        switches: tuple[str, ...],
     ) -> None:
-        """`model` is the name that jobs ask for."""
+        """`model` is the name that jobs ask for, `switches` are variables of thinking that its template reads."""
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._connection = connection
         self._cell = cell
         self._redis_url = redis_url
         self._model = model
         self._has_tokenizer = has_tokenizer
+        self._switches = switches
         self._started_at = time.time()
         self._limits: Ready | None = None
         self._told = ""
@@ -198,6 +206,7 @@ class Membership:
             has_tokenizer=self._has_tokenizer,
             created_at=time.time(),
             quantization=limits.quantization,
+            switches=self._switches,
         )
 
 

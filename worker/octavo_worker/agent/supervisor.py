@@ -118,7 +118,12 @@ class Supervisor:
         self._cell = Cell(watch=self._calls.add)
         self._model = model
         self._membership = Membership(
-            connection, self._cell, options.redis_url, model, has_tokenizer=prompts.tokenizer is not None
+            connection,
+            self._cell,
+            options.redis_url,
+            model,
+            has_tokenizer=prompts.tokenizer is not None,
+            switches=prompts.switches,
         )
         worker_id = self._membership.worker_id
         self._changed = asyncio.Event()

@@ -122,12 +122,17 @@ class PromptBody(EffortFields):
         return fields
 
     def _of_thinking(self) -> dict[str, Any]:
-        thinking, effort = self.thinking, self.output_config.effort if self.output_config is not None else None
-        budget = thinking.budget_tokens if thinking is not None and thinking.is_on else None
+        budget = self.thinking.budget_tokens if self.thinking is not None and self.thinking.is_on else None
         return {
-            "chat_template_kwargs": self.template_arguments(thinking.is_on if thinking is not None else None, effort),
+            "chat_template_kwargs": self.template_arguments(),
             "thinking_token_budget": budget if self.thinking_token_budget is None else self.thinking_token_budget,
         }
+
+    def _said_otherwise(self) -> list[tuple[str, bool | str | None]]:
+        return [
+            ("thinking", self.thinking.is_on if self.thinking is not None else None),
+            ("output_config.effort", self.output_config.effort if self.output_config is not None else None),
+        ]
 
 
 class MessagesRequest(PromptBody):

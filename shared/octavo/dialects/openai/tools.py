@@ -124,7 +124,7 @@ class ChatFields(EffortFields):
             "tools": self.offered,
             "tool_choice": _chosen(self.tool_choice),
             "parallel_tool_calls": self.takes_several,
-            "chat_template_kwargs": self._template_arguments(),
+            "chat_template_kwargs": self.template_arguments(),
             "parsed": True,
         }
 
@@ -147,11 +147,13 @@ class ChatFields(EffortFields):
     def _options(self) -> ReasoningOptions:
         return self.reasoning or ReasoningOptions()
 
-    def _template_arguments(self) -> dict[str, Any]:
+    def _said_otherwise(self) -> list[tuple[str, bool | str | None]]:
         thinking = self.thinking
-        if isinstance(thinking, ThinkingSwitch):
-            thinking = thinking.type != "disabled"
-        return self.template_arguments(thinking, self._options.enabled, self._options.effort)
+        return [
+            ("thinking", thinking.type != "disabled" if isinstance(thinking, ThinkingSwitch) else thinking),
+            ("reasoning.enabled", self._options.enabled),
+            ("reasoning.effort", self._options.effort),
+        ]
 
 
 def _chosen(choice: str | NamedChoice | None) -> ToolChoice:

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from octavo.dialects.parsing import NONE, closing_text, ends_in_thought, family_of, is_marker
+from octavo.terms.conversation import SWITCHES
 from octavo.terms.messages import AnswerFormat
 from octavo.terms.models import JobRequest
 from octavo.terms.structured import Grammar
@@ -71,6 +72,11 @@ class ChatModel:
         plain = sources["default"]
         with_tools = sources.get("tool_use", plain)
         return cls(plain, with_tools, tokenizer=tokenizer, variables=variables, end_ids=end_ids(folder))
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Variables of thinking that a template reads."""
+        return tuple(name for name in SWITCHES if name in self._plain.reads | self._with_tools.reads)
 
     def render(self, request: JobRequest, at: datetime) -> list[Piece]:
         """The prompt of a request with messages, at a moment. Raises TemplateFailed."""

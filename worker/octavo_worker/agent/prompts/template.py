@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -79,7 +80,7 @@ def _strftime(moment: datetime, layout: str) -> str:
 
 
 class ChatTemplate:
-    """One compiled template.
+    """One compiled template. `reads` are the names of the variables in it.
 
     `special` lists the spellings of the control tokens; `variables` are names that the template may use, such as
     `bos_token`. Raises TemplateFailed if the source does not compile.
@@ -100,6 +101,7 @@ class ChatTemplate:
         del environment.globals["lipsum"], environment.filters["random"]
         try:
             self._template = environment.from_string(source)
+            self.reads = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise TemplateFailed(f"the model's chat template does not compile: {error}") from error
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)

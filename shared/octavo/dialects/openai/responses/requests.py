@@ -107,17 +107,19 @@ class ResponseRequest(EffortFields, SampledBody):
         sampling = self._sampling(
             max_tokens=self.max_output_tokens, logprobs=(self.top_logprobs or 0) if wants_logprobs else None
         )
-        effort = self.reasoning.effort if self.reasoning else None
         return self._job(
             sampling,
             messages=messages(self.instructions, record.items),
             tools=offered(self.tools or (), self.tool_choice),
             tool_choice=chosen(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            chat_template_kwargs=self.template_arguments(effort),
+            chat_template_kwargs=self.template_arguments(),
             parsed=True,
             grammar=self.text.format.grammar if self.text and self.text.format else None,
         )
+
+    def _said_otherwise(self) -> list[tuple[str, bool | str | None]]:
+        return [("reasoning.effort", self.reasoning.effort if self.reasoning else None)]
 
     def _fields(self) -> dict[str, Any]:
         sampling = self._sampling(max_tokens=self.max_output_tokens)
