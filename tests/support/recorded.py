@@ -77,7 +77,7 @@ class _Shortener:
     def value(self, value: Any, name: str = "") -> Any:
         if isinstance(value, dict):
             if name in _PRIVATE:
-                return dict.fromkeys(value, "...")
+                return dict.fromkeys(sorted(value), "...")
             return {key: self.value(each, key) for key, each in value.items()}
         if isinstance(value, list):
             return [self.value(each, name) for each in value]
