@@ -309,7 +309,7 @@ def test_a_full_queue_is_waited_for_and_a_server_that_is_away_fails_no_line(
 
 def test_a_custom_id_that_stands_twice_is_refused(folder: Folder) -> None:
     folder.write(prompt("one", custom_id="a"), prompt("two", custom_id="a"))
-    assert "'a' stands on several lines" in folder.refusal()
+    assert "'a' stands on several lines" in folder.refusal(2)
     assert folder.worker.seen == []
 
 
