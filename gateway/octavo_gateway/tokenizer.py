@@ -112,9 +112,10 @@ def _no_answer(error: WorkerNotFound) -> ApiError:
 
 async def known_model(gateway: Gateway, model: str | None) -> ModelCard:
     """The model that is meant: where there is but one, it needs no name. Raises ApiError 404."""
-    cards = {card.name: card for card in await gateway.client.models()}
-    if model is None and len(cards) == 1:
-        return next(iter(cards.values()))
+    models = await gateway.client.models()
+    cards = {name: card for card in models for name in card.names}
+    if model is None and len(models) == 1:
+        return models[0]
     if model not in cards:
         known = ", ".join(cards) or "none: start a worker first"
         message = "name a model" if model is None else f"no worker has ever served the model {model[:200]!r}"

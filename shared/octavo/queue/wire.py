@@ -28,6 +28,7 @@ from octavo.terms.messages import (
     Usage,
 )
 from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingDefaults
 from octavo.terms.workers import ModelCard, PrefixPin, WorkerInfo, WorkerMemory
 
 VERSION = 1
@@ -140,12 +141,23 @@ def decode_metadata(data: bytes) -> dict[str, str]:
 
 
 def encode_model(card: ModelCard) -> bytes:
-    return _encode("model", card.model_dump(exclude_defaults=True))  # version 0.1.0 refuses fields it does not know
+    """Without what earlier versions do not know: they refuse such a card."""
+    return _encode("model", card.model_dump(exclude_defaults=True, exclude={"sampling", "aliases"}))
 
 
 def decode_model(data: bytes) -> ModelCard:
     """Raises MalformedMessage."""
     return _model(ModelCard, _map(_decode("model", data)))
+
+
+def encode_traits(card: ModelCard) -> bytes:
+    """Traits of a model that its frame lacks. Readers leave out what they do not know."""
+    return _encode("traits", {"sampling": card.sampling.given()})
+
+
+def decode_traits(data: bytes) -> SamplingDefaults:
+    """Raises MalformedMessage."""
+    return _model(SamplingDefaults, _map(_decode("traits", data)).get("sampling", {}))
 
 
 def encode_worker(info: WorkerInfo) -> bytes:
