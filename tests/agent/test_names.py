@@ -24,13 +24,16 @@ from octavo_worker.assembly.settings import WorkerSettings
 StartWorker = Callable[..., WorkerProcess]
 
 
-def names(served: str | None) -> list[str]:
-    return list(_public_names(WorkerSettings(served_name=served, redis_url="redis://localhost").options()))
+def names(served: str | None, model: str = "demo") -> list[str]:
+    options = WorkerSettings(served_name=served, model=model, redis_url="redis://localhost").options()
+    return list(_public_names(options))
 
 
 def test_names_are_written_behind_commas() -> None:
     assert names(None) == ["demo"]
     assert names("a") == ["a"]
+    with pytest.raises(WorkerFailed, match="called 'a,b'"):
+        names(None, "org/a,b")
     assert names("a,b/c:7b, d ,a") == ["a", "b/c:7b", "d"]
     for wrong in ("a,,b", "a,b c", ",", "a,"):
         with pytest.raises(WorkerFailed, match="--served-name"):

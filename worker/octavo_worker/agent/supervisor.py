@@ -93,8 +93,8 @@ async def serve(options: WorkerOptions, *, engine_command: Sequence[str] | None 
 
 def _public_names(options: WorkerOptions) -> tuple[str, ...]:
     """The model's names in jobs, that of its queue first. Raises WorkerFailed."""
-    told = options.served_name or served_name(options.engine.model)
-    names = tuple(dict.fromkeys(name.strip() for name in told.split(",")))
+    told = options.served_name.split(",") if options.served_name else [served_name(options.engine.model)]
+    names = tuple(dict.fromkeys(name.strip() for name in told))
     if len(names) > MOST_NAMES:
         raise WorkerFailed(f"--served-name has {len(names)} names, of which {MOST_NAMES} are allowed")
     for name in names:
@@ -256,7 +256,8 @@ class Supervisor:
         try:
             await self._membership.register(ready, digest, self._info)
         except NameTaken as error:
-            raise WorkerFailed(error.message) from None
+            if is_first:  # later its jobs go before its names: it says that one is gone, and serves on
+                raise WorkerFailed(error.message) from None
         if not self._heartbeat.is_alive:
             self._heartbeat.start()
         if is_first:
