@@ -75,6 +75,8 @@ def test_the_forms_of_content_that_templates_take() -> None:
     assert rendered(twice, "so") == [("hi|hiso|so", False)]
     begins = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     assert rendered(begins, "so") == [("hiso", False)]
+    asks = "{{ 'new ' if add_generation_prompt else 'on ' }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert rendered(asks, "so") == [("on hiso", False)]
 
 
 def test_a_template_that_leaves_the_last_message_out_says_so(tmp_path: Path) -> None:
