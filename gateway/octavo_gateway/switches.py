@@ -24,7 +24,8 @@ class Switches:
         """The variables of a model. None where they are not known: whatever hinders that, hinders its job more."""
         if model not in self._known or monotonic() - self._asked_at >= _KNOWN_S:
             try:
-                self._known = {card.name: card.switches for card in await self._client.models()}
+                cards = await self._client.models()
+                self._known = {name: card.switches for card in cards for name in card.names}
             except OctavoError:
                 return None
             self._asked_at = monotonic()

@@ -60,7 +60,7 @@ BUDGETS = {
     "octavo.dialects": 6900,
     "octavo.client": 1630,
     "octavo.queue": 2990,
-    "octavo.terms": 1540,
+    "octavo.terms": 1560,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""

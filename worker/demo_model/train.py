@@ -233,8 +233,7 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> PreTrained
     wrapped.save_pretrained(out)
     model.config.attention_dropout = 0.0
     model.generation_config = GenerationConfig(
-        bos_token_id=model.config.bos_token_id, eos_token_id=model.config.eos_token_id, do_sample=True,
-        temperature=0.8, top_p=0.95,
+        bos_token_id=model.config.bos_token_id, eos_token_id=model.config.eos_token_id, do_sample=True
     )  # fmt: skip
     model.to(torch.bfloat16).save_pretrained(out)
     return wrapped

@@ -15,28 +15,37 @@ router = APIRouter(tags=["openai"])
 
 @router.get("/v1/models")
 async def index(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """All models that workers have registered."""
-    cards = await request.state.gateway.client.models()
-    return {"object": "list", "data": [_model_json(card) for card in sorted(cards, key=lambda card: card.name)]}
+    """All models that workers have registered, and their aliases, each as an entry."""
+    named = await _named(request)
+    return {"object": "list", "data": [_model_json(name, card) for name, card in sorted(named.items())]}
 
 
 @router.get("/v1/models/{name:path}")
 async def show(request: Request, tenant: CurrentTenant, name: str) -> dict[str, Any]:
     """One model. `404` for an unknown one."""
-    cards = {card.name: card for card in await request.state.gateway.client.models()}
+    cards = await _named(request)
     if name not in cards:
         known = ", ".join(sorted(cards)) or "none: start a worker first"
         message = f"no worker has ever served the model {name[:200]!r}; known models: {known}"
         raise ApiError(404, message, code="model_not_found", param="model")
-    return _model_json(cards[name])
+    return _model_json(name, cards[name])
 
 
-def _model_json(card: ModelCard) -> dict[str, Any]:
+async def _named(request: Request) -> dict[str, ModelCard]:
+    """Models by all of their names. An alias goes before a model of that name, which then has no workers."""
+    cards = await request.state.gateway.client.models()
+    return {card.name: card for card in cards} | {alias: card for card in cards for alias in card.aliases}
+
+
+def _model_json(name: str, card: ModelCard) -> dict[str, Any]:
     return {
-        "id": card.name,
+        "id": name,
         "object": "model",
         "created": int(card.created_at),
         "owned_by": "octavo",
+        "root": card.name,
+        "aliases": card.aliases,
         "max_model_len": card.max_model_len,
         "quantization": card.quantization or None,
+        "sampling_defaults": card.sampling.given(),
     }

@@ -29,7 +29,7 @@ def run(
     n: Annotated[int | None, typer.Option(help="Answers to make; more than one are shown when all are done.")] = None,
     beams: Annotated[int | None, typer.Option(help="Search with so many beams instead of sampling.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help=r"Most tokens of an answer. \[default: 256]")] = None,
-    temperature: Annotated[float | None, typer.Option(help=r"0 is greedy. \[default: 1]")] = None,
+    temperature: Annotated[float | None, typer.Option(help=r"0 is greedy. \[default: the model's]")] = None,
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Least probability, relative to the most likely token.")] = None,

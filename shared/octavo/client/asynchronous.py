@@ -186,7 +186,7 @@ class AsyncClient:
                     if isinstance(answer, Exception):
                         raise answer
                     if answer.accepted is not None and isinstance(call, Call):
-                        self._submissions.keep(answer.job_id, call)
+                        self._submissions.keep(answer.job_id, self._cell.settled(call, answer))
                     answers.append(AsyncJob(self, answer.job_id, answer.accepted))
             except OctavoError as error:
                 answers.append(error)
@@ -359,8 +359,8 @@ class AsyncClient:
         UnknownModel."""
         pin = build_pin(name, model, tenant or self._tenant, system, prompt)
         async with self._asking():
-            await store_pin(self._redis, self._keys, pin)
-            await announce(self._redis, self._keys, model)
+            pin = await store_pin(self._redis, self._keys, pin)
+            await announce(self._redis, self._keys, pin.model)
         return pin
 
     async def unpin_prefix(self, name: str, *, model: str, tenant: str | None = None) -> bool:

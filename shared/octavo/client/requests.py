@@ -44,6 +44,7 @@ class RequestFields(SamplingFields, total=False):
     parallel_tool_calls: bool
     chat_template_kwargs: Mapping[str, Any]
     parsed: bool
+    continue_final_message: bool
     priority: Priority
     add_special_tokens: bool
     timeout_s: float | None

@@ -23,7 +23,7 @@ _ALWAYS = (
     *(JobHash.CREATED_MS, JobHash.TOKENS, JobHash.ATTEMPTS, JobHash.CRASHES),
 )
 _PACKED = (JobHash.ERROR, JobHash.METADATA, JobHash.USAGE, JobHash.PROGRESS)
-_FIELDS = (*_ALWAYS, JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.WORKER, *_PACKED)
+_FIELDS = (*_ALWAYS, JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.WORKER, JobHash.ASKED, *_PACKED)
 _PAGE = 200
 _BEHIND_ALL = "h"  # ids begin with g
 
@@ -205,7 +205,7 @@ def _parsed(job_id: str, row: dict[JobHash, bytes | None]) -> JobInfo:
     return JobInfo(
         id=job_id,
         status=JobStatus(text[JobHash.STATUS]),
-        model=text[JobHash.MODEL],
+        model=text.get(JobHash.ASKED) or text[JobHash.MODEL],
         tenant=text[JobHash.TENANT],
         priority=text[JobHash.PRIORITY],
         created_at=int(text[JobHash.CREATED_MS]) / 1000,

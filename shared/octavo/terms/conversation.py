@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -74,6 +74,16 @@ def joined(parts: list[Any] | tuple[Any, ...]) -> str:
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("content is text or a list of text parts: {'type': 'text', 'text': '...'}")
     return "".join(text for text in texts if text is not None)
+
+
+def check_final(messages: Sequence[Message]) -> None:
+    """Raises ValueError unless the last of these messages can be continued."""
+    if not messages or messages[-1].role != "assistant":
+        raise ValueError("continue_final_message needs messages of which the last is an assistant's")
+    if messages[-1].tool_calls:
+        raise ValueError("continue_final_message and tool_calls of the last message do not go together: answer them")
+    if messages[-1].reasoning_content and not messages[-1].text:
+        raise ValueError("continue_final_message continues content, and the last message has none beside its thoughts")
 
 
 def _checked(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:

@@ -49,6 +49,12 @@ class UnknownModel(InvalidRequest):
     code = "model_not_found"
 
 
+class NameTaken(OctavoError):
+    """Another model is served under one of the names."""
+
+    code = "name_taken"
+
+
 class IdempotencyConflict(OctavoError):
     """The idempotency key was used before with another body."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 BUNDLED = ("demo", "demo-draft")
+GENERATION_CONFIG = "generation_config.json"
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
 
@@ -63,7 +64,7 @@ def indexed(folder: Path) -> dict[str, Path] | None:
 
 def end_ids(folder: Path) -> tuple[int, ...]:
     """The model's end-of-sequence ids; as in transformers, generation_config.json goes before config.json."""
-    for name in ("generation_config.json", "config.json"):
+    for name in (GENERATION_CONFIG, "config.json"):
         ids = read_json(folder / name).get("eos_token_id")
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)

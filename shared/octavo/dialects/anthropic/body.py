@@ -109,7 +109,11 @@ class PromptBody(EffortFields):
     def _fields(self) -> dict[str, Any]:
         system = [{"role": "system", "content": text_of(self.system)}] if self.system else []
         turns = [turn for message in self.messages for turn in message.turns()]
+        if len(turns) > 1 and turns[-1] == {"role": "assistant", "content": ""}:  # as good as none
+            del turns[-1]
         fields: dict[str, Any] = {"model": self.model, "messages": [*system, *turns], **self._of_thinking()}
+        if turns[-1]["role"] == "assistant" and "tool_calls" not in turns[-1]:
+            fields["continue_final_message"] = True
         if (form := self._format) is not None:
             named = {"name": "answer", "schema": form.json_schema}
             fields["response_format"] = {"type": "json_schema", "json_schema": named}
@@ -149,6 +153,31 @@ class MessagesRequest(PromptBody):
     top_k: int | None = Field(None, ge=0)
     metadata: Metadata | None = None
     service_tier: Word | None = None
+
+    @model_validator(mode="after")
+    def _final_message_can_be_continued(self) -> Self:
+        """A last message of the assistant's is the beginning of the answer."""
+        final = self.messages[-1]
+        if final.role == "assistant" and (problem := self._problem_with(final)):
+            raise ValueError(f"messages: {problem}")
+        return self
+
+    def _problem_with(self, final: MessageParam) -> str | None:
+        """The reason why a message of the assistant's cannot be continued."""
+        if final.calls_tools:
+            return "the final assistant message has tool_use: answer each with a tool_result of the user's"
+        text = final.text
+        if text != text.rstrip():
+            return "final assistant content cannot end with trailing whitespace"
+        if not text:
+            return None
+        if self.thinking is not None and self.thinking.type == "enabled" and not final.begins_with_thinking:
+            return "a final assistant message and thinking do not go together, unless a thinking block comes first"
+        if self.tools and self.tool_choice is not None and self.tool_choice.type in ("any", "tool"):
+            return f"a final assistant message and tool_choice {self.tool_choice.type} do not go together"
+        if any(tool.strict for tool in self.tools) and (self.tool_choice is None or self.tool_choice.type != "none"):
+            return "a final assistant message and strict tools do not go together"
+        return None
 
     def _fields(self) -> dict[str, Any]:
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}

@@ -56,6 +56,25 @@ class MessageParam(Body):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[tuple[ContentBlock, ...], Field(fail_fast=True)]
 
+    @property
+    def _blocks(self) -> tuple[Block, ...]:
+        return () if isinstance(self.content, str) else self.content
+
+    @property
+    def text(self) -> str:
+        """The text of its blocks, which may be empty."""
+        if isinstance(self.content, str):
+            return self.content
+        return text_of([block for block in self.content if isinstance(block, TextBlock)])
+
+    @property
+    def calls_tools(self) -> bool:
+        return any(isinstance(block, ToolUseBlock) for block in self._blocks)
+
+    @property
+    def begins_with_thinking(self) -> bool:
+        return bool(self._blocks) and isinstance(self._blocks[0], ThinkingBlock)
+
     def turns(self) -> Iterator[dict[str, Any]]:
         """As chat completions have it: results of tools are turns of their own, and come first."""
         if isinstance(self.content, str):

@@ -125,8 +125,6 @@ class ChatWithoutEffect(Body):
     """Likewise, of a chat: a completion, or another server, has more use for them."""
 
     echo: Literal[False] | None = None
-    continue_final_message: Literal[False] | None = None
-    add_generation_prompt: Literal[True] | None = None
 
 
 class Cacheable(Body):

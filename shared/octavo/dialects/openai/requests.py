@@ -93,6 +93,21 @@ class ChatCompletionRequest(ChatWithoutEffect, ChatFields, GenerationBody):
     max_completion_tokens: Annotated[int | None, NO_LIMIT] = Field(None, ge=1, le=1 << 24)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def _goes_on_or_begins(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt cannot both be true: leave one out")
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise ValueError("add_generation_prompt: false needs continue_final_message: true")
+        if self.continue_final_message and self.grammar_field is not None:
+            raise ValueError(
+                f"continue_final_message and {self.grammar_field} do not go together, since that is said of a whole "
+                "answer: leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
@@ -106,7 +121,13 @@ class ChatCompletionRequest(ChatWithoutEffect, ChatFields, GenerationBody):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         messages = tuple(message.message() for message in self.messages)
         return self._jobs(
-            [{"messages": messages, **self.chat_fields()}],
+            [
+                {
+                    "messages": messages,
+                    "continue_final_message": bool(self.continue_final_message),
+                    **self.chat_fields(),
+                }
+            ],
             max_tokens=limit,
             logprobs=logprobs,
             thinking_token_budget=self.budget,

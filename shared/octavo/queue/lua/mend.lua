@@ -18,7 +18,7 @@ local KINDS = {
   t = 'stream', r = 'string', b = 'zset', v = 'zset', V = 'string', lf = 'string', pass = 'hash', bell = 'list',
   blocked = 'string', L = 'zset', D = 'zset', x = 'zset', jobs = 'zset', q = 'hash', i = 'string', c = 'string',
   W = 'string', workers = 'zset', ['in'] = 'list', a = 'list', pins = 'hash', models = 'hash', reaper = 'hash',
-  ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
+  traits = 'hash', aliases = 'hash', ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
 }
 local NUMBER = {V = true, lf = true, seq = true}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from octavo.dialects.parsing import NONE, closing_text, ends_in_thought, family_of, is_marker
+from octavo.dialects.parsing import NONE, closing_text, continued_formats, ends_in_thought, family_of, is_marker
 from octavo.terms.conversation import SWITCHES
 from octavo.terms.messages import AnswerFormat
 from octavo.terms.models import JobRequest
@@ -94,17 +94,27 @@ class ChatModel:
         """The prompt of a request with messages, at a moment. Raises TemplateFailed."""
         tools = request.offered_tools
         template = self._with_tools if tools else self._plain
-        return template.render(request.messages or (), at=at, tools=tools, arguments=request.chat_template_kwargs)
+        return template.render(
+            request.messages or (),
+            at=at,
+            tools=tools,
+            arguments=request.chat_template_kwargs,
+            continued=request.continue_final_message,
+        )
 
     def answer_form(self, request: JobRequest, prompt: Sequence[Piece]) -> AnswerForm:
         """How the answer to a prompt is written."""
         tools = self.tool_format if request.offered_tools else NONE
         reasoning = self.reasoning_format
+        opened = False
+        if request.continue_final_message:
+            begun = (request.messages or ())[-1].text
+            tools, reasoning, opened = continued_formats(tools, reasoning, begun)
+        elif prompt and not prompt[-1][1]:
+            opened = ends_in_thought(prompt[-1][0], reasoning)
         is_prescribed = request.grammar is not None and request.grammar.kind in _PRESCRIBING
         if {tools, reasoning} == {NONE}:
             return AnswerForm(is_prescribed=is_prescribed)
-        text, typed_by_user = prompt[-1] if prompt else ("", True)
-        opened = not typed_by_user and ends_in_thought(text, reasoning)
         hidden = frozenset(
             token for token, spelling in self._special.items() if not is_marker(spelling, tools, reasoning)
         )

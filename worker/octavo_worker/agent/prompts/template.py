@@ -122,8 +122,10 @@ class ChatTemplate:
         at: datetime,
         tools: Sequence[Tool] = (),
         arguments: Mapping[str, Any] | None = None,
+        continued: bool = False,
     ) -> list[Piece]:
         """The prompt at a moment, ending where the assistant's answer begins, in pieces that concatenate to the whole.
+        With `continued` it ends behind the content of the last message, which the answer continues.
 
         Nothing of the messages, tools and `arguments` becomes a control token. Raises TemplateFailed.
         """
@@ -135,7 +137,14 @@ class ChatTemplate:
             fence = Fence(self._special, _texts(given))
         except NoFence as error:
             raise TemplateFailed(str(error)) from None
-        pieces = fence.split(self._text(fence.guard(given), at))
+        guarded = fence.guard(given)
+        if continued:
+            _mark_end(guarded["messages"][-1], fence.cut)
+        text = self._text({**guarded, "add_generation_prompt": not continued}, at)
+        prompt = fence.before_cut(text) if continued else text
+        if prompt is None:
+            raise TemplateFailed("the model's chat template leaves out the last message: it cannot be continued")
+        pieces = fence.split(prompt)
         self._check_nothing_vanished(messages, "".join(piece for piece, _ in pieces))
         return pieces
 
@@ -160,9 +169,9 @@ class ChatTemplate:
                 )
 
     def _text(self, given: Mapping[str, Any], at: datetime) -> str:
-        ours = {**self._variables, "add_generation_prompt": True, "strftime_now": partial(_strftime, at)}
+        ours = {**self._variables, "strftime_now": partial(_strftime, at)}
         try:
-            return self._template.render(**{"documents": None, **given, **ours})
+            return self._template.render(**{"documents": None, "add_generation_prompt": True, **given, **ours})
         except TemplateFailed:
             raise
         except Exception as error:  # a template may fail in any way that Python can
@@ -203,6 +212,15 @@ class ChatTemplate:
             return self._text(given, _PROBED_AT)
         except TemplateFailed:
             return ""
+
+
+def _mark_end(turn: dict[str, Any], mark: str) -> None:
+    """Puts a mark behind the content of a turn."""
+    content = turn["content"]
+    if isinstance(content, list):
+        content[-1]["text"] += mark
+    else:
+        turn["content"] = content + mark
 
 
 def _texts(value: Any) -> Iterable[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
@@ -20,6 +20,7 @@ from octavo.dialects.openai.sampled import SampledBody
 from octavo.dialects.openai.thinking import EffortFields
 from octavo.terms.fields import MAX_TOP_LOGPROBS
 from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingDefaults
 from octavo.terms.tools import check_tools
 
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -97,9 +98,11 @@ class ResponseRequest(EffortFields, SampledBody):
     def is_stored(self) -> bool:
         return self.store is not False
 
-    def record(self, items: Sequence[Item], created_at: int) -> Record:
-        """The record of the response. `items` are all that go in, those of earlier responses first."""
-        return Record(created_at=created_at, fields=self._fields(), items=list(items))
+    def record(self, items: Sequence[Item], created_at: int, defaults: SamplingDefaults | None = None) -> Record:
+        """The record of the response. `items` are all that go in, those of earlier responses first. `defaults` are the
+        model's, which it shows where the request says nothing."""
+        fields = self._fields((defaults or SamplingDefaults()).all())
+        return Record(created_at=created_at, fields=fields, items=list(items))
 
     def job(self, record: Record) -> JobRequest:
         """The job that answers. Raises ValidationError."""
@@ -121,7 +124,7 @@ class ResponseRequest(EffortFields, SampledBody):
     def _said_otherwise(self) -> list[tuple[str, bool | str | None]]:
         return [("reasoning.effort", self.reasoning.effort if self.reasoning else None)]
 
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self, defaults: Mapping[str, float]) -> dict[str, Any]:
         sampling = self._sampling(max_tokens=self.max_output_tokens)
         effort = self.reasoning.effort if self.reasoning else None
         choice = self.tool_choice
@@ -133,8 +136,8 @@ class ResponseRequest(EffortFields, SampledBody):
             "max_tool_calls": self.max_tool_calls,
             "background": bool(self.background),
             "store": self.is_stored,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            "temperature": defaults["temperature"] if self.temperature is None else self.temperature,
+            "top_p": defaults["top_p"] if self.top_p is None else self.top_p,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "top_logprobs": self.top_logprobs or 0,

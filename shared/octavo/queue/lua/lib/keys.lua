@@ -1,12 +1,12 @@
 -- All keys of a cell carry the hash tag of its prefix P:
---   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft
+--   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
 --                                body att bytes est cost seed meta err use pg idem ret run eps ls
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
 --                                it, worker, stop mark, subscribers, deadline, start-by limit and
 --                                the time it leaves, digest of what its latest worker serves, times created/started/
---                                finished in ms, request, attachment, size of both, estimated prompt tokens,
+--                                finished in ms, the alias by which its model was asked for, request, attachment, size of both, estimated prompt tokens,
 --                                fair-queue cost, seed, metadata, error, tokens used, progress, idempotency key, retention, run of the
 --                                server that accepted it, which claim wrote which tokens: both if it has several
 --                                sequences; length of its lease in ms)
@@ -37,6 +37,8 @@
 --   P:chat:<tenant>:<id>  STRING the latest job of a chat (expires)
 --   P:pins:<model>        HASH   prefixes to keep resident, by "<tenant>:<name>"
 --   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
+--   P:traits              HASH   what else is known of models, by name
+--   P:aliases             HASH   other names of models: "<model> <worker that announces it>..." by alias
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
 --   P:probe               STRING written to find out whether the server takes writes (expires)
 --   P:tasks:<app>  P:tasks-sent:<app>  P:tasks-due:<app>  HASH, ZSET, ZSET  Celery tasks that wait for jobs
