@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 import redis.asyncio
+from browser import browser
 from gpus import has_gpu, is_whole
 from guardian import Guardian
 from tiers import beyond_quick, load_profile, tier_of
@@ -61,6 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "node": lambda: _has_program("node"),
         "go": lambda: _has_program("go"),
         "rabbitmq": lambda: _has_program("rabbitmq-server"),
+        "browser": lambda: browser() is not None,
         "npm": lambda: (Path(__file__).parent / "support" / "node" / "node_modules").exists(),
     }
     for marker, is_there in conditions.items():
