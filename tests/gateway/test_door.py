@@ -130,8 +130,9 @@ async def refused(http: httpx.AsyncClient, body: dict[str, Any]) -> bool:
 
 async def test_models_count_their_live_workers(http: httpx.AsyncClient, redis_async: redis.asyncio.Redis) -> None:
     await fake_worker.register(redis_async, "dead")
-    for name in ("w1", "w2"):
-        await fake_worker.beat(redis_async, name)
+    await fake_worker.register(redis_async, "other")
+    for name, model in (("w1", MODEL), ("w2", MODEL), ("w3", "other")):
+        await fake_worker.beat(redis_async, name, model)
     listed = {card["id"]: card["live_workers"] for card in (await http.get("/v1/models")).json()["data"]}
-    assert listed == {MODEL: 3, "dead": 0}
+    assert listed == {MODEL: 3, "other": 1, "dead": 0}
     assert (await http.get(f"/v1/models/{MODEL}")).json()["live_workers"] == 3

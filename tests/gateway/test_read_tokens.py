@@ -112,6 +112,8 @@ async def test_a_token_opens_nothing_else(http: httpx.AsyncClient, redis_url: st
             reply = await http.request(method, path, params={"token": token})
             assert reply.status_code in (401, 405, 307), (method, path)
             assert reply.status_code != 307 or "access-control-allow-origin" not in reply.headers
+        for method in ("POST", "DELETE", "PUT"):
+            assert (await http.request(method, f"{job}/stream?token={token}", headers=PAGE)).status_code == 403
         assert (await http.get(f"{job}/stream", headers=bearer(token))).status_code == 401
         assert (await http.post("/v1/jobs", params={"token": token}, headers=PAGE)).status_code == 403
 
