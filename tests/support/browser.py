@@ -37,7 +37,7 @@ def browser() -> str | None:
 
 @contextmanager
 def page(script: str, folder: Path, *, host: str = "localhost", **given: Any) -> Iterator[SimpleQueue[Any]]:
-    """What a page tells, by `told(...)` in its script, which has `given`. It ends with the block."""
+    """Words of a page, told by `told(...)` in its script, which has `given`. The page ends with the block."""
     told: SimpleQueue[Any] = SimpleQueue()
     document = _PAGE.format(given=json.dumps(given), script=script).encode()
 
