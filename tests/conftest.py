@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 import redis.asyncio
+from browser import browser
 from gpus import has_gpu, is_whole
 from guardian import Guardian
 from tiers import beyond_quick, load_profile, tier_of
@@ -62,6 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "node": lambda: _has_program("node"),
         "go": lambda: _has_program("go"),
         "rabbitmq": lambda: _has_program("rabbitmq-server"),
+        "browser": lambda: browser() is not None,
         "npm": _has_packages,
     }
     for marker, is_there in conditions.items():

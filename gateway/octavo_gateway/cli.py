@@ -32,6 +32,7 @@ def gateway(**given: Any) -> None:
     try:
         settings = GatewaySettings()
         Keyring.of(settings)
+        settings.master_secret()
         parse_address(settings.redis_url or default_url())
     except ValidationError as error:
         first = error.errors(include_input=False)[0]

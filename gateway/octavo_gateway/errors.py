@@ -25,6 +25,7 @@ from octavo.terms.errors import (
     JobFailed,
     JobNotFound,
     MalformedMessage,
+    NoSecret,
     OctavoError,
     QueueFull,
     ServerUnavailable,
@@ -78,6 +79,7 @@ _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
     (WorkerNotFound, 404),
     (IdempotencyConflict, 409),
     (QueueFull, 429),
+    (NoSecret, 501),
     (ServerUnavailable, 503),
     (Busy, 503),
 )
@@ -129,7 +131,7 @@ def of_octavo(error: OctavoError) -> ApiError:
         return ApiError(status, UNAVAILABLE, code=error.code, headers={"Retry-After": "1"})
     elif isinstance(error, Busy):
         headers["Retry-After"] = "1"
-    elif isinstance(error, MalformedMessage):
+    elif isinstance(error, MalformedMessage | NoSecret):
         headers["x-should-retry"] = "false"
     return ApiError(status, error.message, code=error.code, param=error.param, headers=headers)
 

@@ -20,6 +20,8 @@ from octavo_gateway.anthropic import routes as anthropic
 from octavo_gateway.durable import routes as durable
 from octavo_gateway.http.body import add_schemas
 from octavo_gateway.jobs import routes as jobs
+from octavo_gateway.jobs import tokens
+from octavo_gateway.jobs.tokens import TokenRequest
 from octavo_gateway.openai import chat, completions, models, responses
 from octavo_gateway.operations import name_operations
 from octavo_gateway.page import routes as pages
@@ -27,10 +29,10 @@ from octavo_gateway.status import health, workers
 from octavo_gateway.tokenizer import DetokenizeRequest, TokenizeRequest
 from octavo_gateway.ui import routes as ui
 
-_PARTS = (jobs, durable, chat, completions, responses, models, ui, anthropic, tokenizer, workers, health, pages)
+_PARTS = (jobs, tokens, durable, chat, completions, responses, models, ui, anthropic, tokenizer, workers, health, pages)
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
-    *(TokenizeRequest, DetokenizeRequest, ResponseRequest),
+    *(TokenizeRequest, DetokenizeRequest, ResponseRequest, TokenRequest),
 )
 """Bodies that routes read themselves, so that FastAPI does not know of them."""
 

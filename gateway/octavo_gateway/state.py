@@ -12,6 +12,8 @@ from typing import Any
 
 from octavo import AsyncClient
 from octavo.terms.errors import OctavoError
+from octavo.terms.read_tokens import ReadTokens
+from octavo.terms.secret import Secret
 from octavo_gateway.auth import Keyring
 from octavo_gateway.door import Door
 from octavo_gateway.settings import GatewaySettings
@@ -49,14 +51,22 @@ class Gateway:
     """Shared by all requests of one process. `reader` is the thread for large bodies. `draining` is set once the
     process is to stop."""
 
-    def __init__(self, settings: GatewaySettings, keyring: Keyring, client: AsyncClient, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        keyring: Keyring,
+        secret: Secret | None,
+        client: AsyncClient,
+        metrics: Metrics,
+    ) -> None:
         self.settings = settings
         self.keyring = keyring
+        self.read_tokens = None if secret is None else ReadTokens(secret)
         self.client = client
         self.metrics = metrics
         self.writes = Writes(client)
         self.switches = Switches(client)
-        self.door = Door(client, metrics)
+        self.door = Door(client, metrics, waits_for_workers=settings.wait_for_workers)
         self.reader = ThreadPoolExecutor(1, "reader")
         self.loading = asyncio.Semaphore(_LOADED_AT_ONCE)
         self.draining = asyncio.Event()

@@ -44,10 +44,10 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 1740,
+    "octavo.cli": 1850,
     "octavo_worker.bench": 1860,
     "octavo_worker.assembly": 1440,
-    "octavo_gateway": 4330,
+    "octavo_gateway": 4700,
     "octavo_worker.agent": 4740,
     "octavo_worker.engine": 6130,
     "octavo_worker.memory": 860,
@@ -58,9 +58,9 @@ BUDGETS = {
     "octavo_kernels": 3880,
     "octavo.service": 1970,
     "octavo.dialects": 6900,
-    "octavo.client": 1630,
+    "octavo.client": 1690,
     "octavo.queue": 2990,
-    "octavo.terms": 1560,
+    "octavo.terms": 1650,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""

@@ -29,12 +29,16 @@ def run(up: Up, *command: str, **variables: str) -> str:
 
 
 def test_one_job_in_every_dialect(up: Up) -> None:
-    create, events, log, live, chat, resume = blocks("streams.md", "sh")
+    create, events, token, log, live, chat, resume = blocks("streams.md", "sh")
     of_job = {"ID": run(up, "sh", "-c", f'{create}\necho "$ID"').strip()}
 
     rest = [json.loads(line[6:]) for line in run(up, "sh", "-c", events, **of_job).splitlines() if line[:6] == "data: "]
     assert sum(len(event.get("token_ids", ())) for event in rest) == 20
     assert (rest[-1]["offset"], rest[-1]["status"]) == (40, "completed")
+
+    links = json.loads(run(up, "sh", "-c", token, **of_job))["links"]
+    with_token = run(up, "curl", "-sN", f"http://{ADDRESS}{links['stream']}&after=20")
+    assert with_token == run(up, "sh", "-c", events, **of_job)
 
     head, _, body = run(up, "sh", "-c", log, **of_job).replace("\r", "").partition("\n\n")
     messages = json.loads(body)

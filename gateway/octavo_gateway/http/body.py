@@ -141,10 +141,10 @@ def _exceeds(text: bytes) -> bool:
     return containers > MAX_CONTAINERS or text.count(b":") > MAX_MEMBERS or text.count(b",") >= MAX_VALUES
 
 
-def described(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
+def described(model: type[BaseModel], *media_types: str, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its own body."""
     schema = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
-    return {"requestBody": {"required": True, "content": dict.fromkeys(media_types or (JSON,), schema)}}
+    return {"requestBody": {"required": required, "content": dict.fromkeys(media_types or (JSON,), schema)}}
 
 
 def add_schemas(openapi: dict[str, Any], *models: type[BaseModel]) -> None:

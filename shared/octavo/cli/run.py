@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from octavo.cli.console import AsJson, RedisUrl, print_json, print_text
+from octavo.cli.waiting import Waiting
 from octavo.client.asynchronous import AsyncClient
 from octavo.client.handles import AsyncJob
 from octavo.service.console import err
@@ -67,10 +68,11 @@ async def _run(redis_url: str | None, fields: dict[str, Any], *, live: bool, as_
     async with AsyncClient(redis_url) as client:
         job = await client.submit(**fields)
         try:
-            if live:
-                await _follow(job)
-                return
-            result = await job.result()
+            async with Waiting(client, job) as waiting:
+                if live:
+                    await _follow(job, waiting)
+                    return
+                result = await job.result()
         except (asyncio.CancelledError, BrokenPipeError):
             await job.cancel()
             err.print(f"\ncancelled job {job.id}")
@@ -82,10 +84,11 @@ async def _run(redis_url: str | None, fields: dict[str, Any], *, live: bool, as_
         print_text(f"--- {sequence.index}\n{sequence.text}")
 
 
-async def _follow(job: AsyncJob) -> None:
+async def _follow(job: AsyncJob, waiting: Waiting) -> None:
     with err.status("") as status:
         status.stop()  # shown only while a search has nothing else to show
         async for event in job.stream():
+            waiting.heard()
             if event.progress is not None:
                 status.start()
                 status.update(_in_words(event.progress))

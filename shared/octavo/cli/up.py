@@ -48,13 +48,21 @@ def up(
     count = workers if workers is not None else len(device_groups(gpus(), tensor_parallel)) or 2
     folder = data_dir or local.state_dir() / "server"
     environment = {} if speculate is None else {"OCTAVO_SPECULATE": speculate}
-    plan = Plan(model, count, host, port, folder, environment, tensor_parallel=tensor_parallel)
+    has_secret = any(os.environ.get(name) for name in ("OCTAVO_SECRET", "OCTAVO_SECRET_FILE"))
+    secret_file = None if has_secret else local.secret_file()
+    plan = Plan(model, count, host, port, folder, environment, tensor_parallel=tensor_parallel, secret_file=secret_file)
     log = ServiceLog(err)
     log.say(f"starting {counted(count, 'worker')} with the model {model} ...")
     try:
         with service(plan, log) as running:
             local.publish(
-                local.LocalService(pid=os.getpid(), redis_url=running.redis_url, api_url=plan.api_url, model=model)
+                local.LocalService(
+                    pid=os.getpid(),
+                    redis_url=running.redis_url,
+                    api_url=plan.api_url,
+                    model=model,
+                    secret_file=secret_file,
+                )
             )
             log.say(f"octavo is up: {plan.api_url}    stop it with Ctrl-C")
             if err.is_terminal:

@@ -37,6 +37,15 @@ class Submission:
     seed: int
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """How long a job is kept, in seconds from its end on. Of one that was erased nothing is for readers, although it
+    may be there for a while."""
+
+    seconds: int
+    is_erased: bool
+
+
 def info_query(job_id: str) -> Query[JobInfo]:
     """Where a job stands. Raises JobNotFound, here for what cannot be a job id; the reply does for an unknown job."""
     command = ("HMGET", locate(job_id).job(job_id), *_FIELDS)
@@ -54,6 +63,13 @@ async def read_attachment(connection: redis.asyncio.Redis, job_id: str) -> tuple
     query = Query[bytes | None](("HMGET", locate(job_id).job(job_id), JobHash.ATTACHMENT), lambda values: values[0])
     info, attachment = await run_all(connection, [info_query(job_id), query])
     return info, attachment
+
+
+async def read_keeping(connection: redis.asyncio.Redis, job_id: str) -> tuple[JobInfo, Keeping]:
+    """Where a job stands, and how long it is kept, in one round trip. Raises JobNotFound."""
+    command = ("HMGET", locate(job_id).job(job_id), JobHash.RETENTION, JobHash.ERASED)
+    info, keeping = await run_all(connection, [info_query(job_id), Query(command, lambda row: _keeping(job_id, row))])
+    return info, keeping
 
 
 async def read_outcome(connection: redis.asyncio.Redis, job_id: str) -> tuple[JobInfo, Result | None]:
@@ -82,6 +98,11 @@ async def read_ended(connection: redis.asyncio.Redis, job_id: str, after: int) -
     if (events := parse_entries(last, after)) and events[-1].end:
         return events  # it ended without an owner: before `after`, if the server has forgotten tokens
     raise JobNotFound(f"job {job_id} has ended and its tokens have expired")
+
+
+async def has_job(connection: redis.asyncio.Redis, keys: Keys, tenant: str, idempotency_key: str) -> bool:
+    """True if an idempotency key names a job."""
+    return bool(await connection.exists(keys.idempotency(tenant, idempotency_key)))
 
 
 async def list_jobs(
@@ -220,6 +241,15 @@ def _parsed(job_id: str, row: dict[JobHash, bytes | None]) -> JobInfo:
         usage=wire.decode_usage(usage) if usage else None,
         progress=wire.decode_progress(progress) if progress else None,
     )
+
+
+def _keeping(job_id: str, row: Sequence[bytes | None]) -> Keeping:
+    retention, erased = row
+    try:
+        _, seconds, _ = map(int, (retention or b"").split())
+    except ValueError:
+        raise damaged(job_id) from None
+    return Keeping(seconds, erased is not None)
 
 
 def _seconds(milliseconds: str | None) -> float | None:

@@ -34,6 +34,8 @@ class JobHash(StrEnum):
     REQUEST = "body"
     SEED = "seed"
     IDEMPOTENCY_KEY = "idem"
+    RETENTION = "ret"
+    ERASED = "era"
     METADATA = "meta"
     ATTACHMENT = "att"
     ERROR = "err"

@@ -45,7 +45,7 @@ _WRONG_SETTING = 2  # how a process ends that refuses them
 
 @dataclass(frozen=True)
 class Plan:
-    """The processes to start. `data_dir=None`: nothing outlives the service."""
+    """The processes to start. `data_dir=None`: nothing outlives the service. The secret is the gateway's alone."""
 
     model: str
     workers: int
@@ -54,6 +54,7 @@ class Plan:
     data_dir: Path | None
     environment: dict[str, str] = field(default_factory=dict)
     tensor_parallel: int = 1
+    secret_file: Path | None = None
 
     @property
     def api_url(self) -> str:
@@ -72,6 +73,8 @@ class Service:
         if log is not None:
             shared["OCTAVO_LOG_FORMAT"] = log.format
         gateway = {"OCTAVO_HOST": plan.host, "OCTAVO_PORT": str(plan.port)}
+        if plan.secret_file is not None:
+            gateway["OCTAVO_SECRET_FILE"] = str(plan.secret_file)
         worker = {
             "OCTAVO_MODEL": plan.model,
             "OCTAVO_THREADS": str(_threads(plan.workers * plan.tensor_parallel)),

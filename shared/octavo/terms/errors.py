@@ -97,6 +97,12 @@ class JobFailed(OctavoError):
         return self.message
 
 
+class NoSecret(OctavoError):
+    """There is no master secret to sign or verify with."""
+
+    code = "no_secret"
+
+
 class Busy(OctavoError):
     """This machine cannot do it now, for which the request is not to blame: retry later."""
 
