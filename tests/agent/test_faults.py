@@ -340,4 +340,4 @@ def test_engine_that_cannot_load_is_not_started_again_however_slowly_it_exits(qu
 def test_engine_that_cannot_load_ends_the_worker_with_its_last_words(queue: Queue, start_worker):
     worker = start_worker("vocab_size=none")
     assert worker.wait() == 1
-    assert "the engine did not start (exit status 1): ValueError" in worker.log
+    assert "the engine did not start: ValueError" in worker.log

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.products.naming import way_of
 from octavo_kernels.products.weights import PER_BYTE, Activations, Codes, Scheme
-from octavo_worker.assembly.choices import choose
+from octavo_worker.assembly.choices import Choices, choose
 from octavo_worker.assembly.read_rate import read_rate
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.checkpoint.build import build_layers
@@ -22,6 +22,7 @@ from octavo_worker.model.checkpoint.formats import Format, Matrix, OnlineFormat,
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.formats.stored import UNUSED, Method, Part, Stored, check_headers, check_shape
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut
+from octavo_worker.model.config_file import FileConfig
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.linear import Dense, Linear, Products
 from octavo_worker.model.layers.mlp import GATE_UP
@@ -52,7 +53,7 @@ class Inspection:
     """`quantization` is what a worker would call it. `products` None: the model runs on its transformers code, whose
     products are not known. `nbytes` are those of all
     weights that a step reads; `read_rate` (bytes a second) and `most_tokens_per_s` of a single sequence are None where
-    memory is not what bounds it, or is not known."""
+    memory is not what bounds it, or is not known. `advice` is on what the config seems to lack."""
 
     device: str
     dtype: str
@@ -61,6 +62,7 @@ class Inspection:
     nbytes: int | None = None
     read_rate: float | None = None
     most_tokens_per_s: float | None = None
+    advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,16 +74,27 @@ def inspect(options: ModelOptions) -> Inspection:
     device, name = chosen.device, str(chosen.dtype).removeprefix("torch.")
     shown = f"cpu ({ops.cpu_level()})" if device.type == "cpu" else torch.cuda.get_device_name(device)
     if chosen.described is None:
-        return Inspection(shown, name, "", None)
+        check_route(options, chosen)
+        return Inspection(shown, name, "", None, advice=chosen.advice)
     reader = Reader(Headers.open(chosen.folder), chosen.dtype, torch.device("meta"), Products())
     layers = build_layers(chosen.described, reader, OutlineFormat(chosen.form))
     products = _products(layers, chosen.dtype, device)
     quantization = " + ".join(sorted(frozenset[str]().union(*(linear.forms for linear in layers.linears))))
     nbytes = sum(product.nbytes for product in products)
     if device.type == "cpu" and nbytes < CACHED:
-        return Inspection(shown, name, quantization, products, nbytes)
+        return Inspection(shown, name, quantization, products, nbytes, advice=chosen.advice)
     rate = read_rate(device)
-    return Inspection(shown, name, quantization, products, nbytes, rate, rate / nbytes)
+    return Inspection(shown, name, quantization, products, nbytes, rate, rate / nbytes, chosen.advice)
+
+
+def check_route(options: ModelOptions, chosen: Choices) -> None:
+    """Raises `ModelError` for files that do not fit a model on the transformers route."""
+    if options.load_format == "dummy":
+        return
+    from octavo_worker.model.transformers_route import check_files  # brings transformers, which takes seconds
+
+    assert not isinstance(chosen.config, FileConfig)  # which is of one of the decoder's families
+    check_files(chosen.folder, chosen.config, chosen.dtype)
 
 
 class Headers(Checkpoint):
