@@ -43,7 +43,6 @@ def answer_of(do: Callable[[ModelOptions], Any], folder: Path) -> str:
     try:
         do(options)
     except ModelError as error:
-        assert "\n" not in str(error)
         return str(error)
     return "ok"
 
@@ -56,6 +55,7 @@ def test_the_doctor_says_what_a_load_does(kind: str, tmp_path: Path) -> None:
     assert answer_of(inspect, tmp_path) == loaded
     if loaded != "ok":
         assert loaded.endswith(".")
+        assert "\n" not in loaded
         return
     assert model is not None
     with torch.inference_mode():

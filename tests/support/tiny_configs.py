@@ -54,7 +54,7 @@ ONE_TO_ONE = (
 """Families whose code has keys and values for each query head."""
 
 PER_KIND: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(ONE_TO_ONE, {"num_key_value_heads": 4}),
+    **{kind: {"num_key_value_heads": 4} for kind in ONE_TO_ONE},
     "blt": {
         "encoder_hash_byte_group_vocab": 64,
         "patcher_config": LOCAL,

@@ -55,7 +55,7 @@ def library_config(folder: Path) -> PreTrainedConfig:
     except DamagedFile as error:
         raise UnsupportedModel(str(error)) from error
     except Exception as error:  # classes of configs check their values, each in its own way
-        reason = f"{type(error).__name__}: {error}"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UnsupportedModel(
             f"transformers cannot read {folder / 'config.json'} ({reason}); it must be that of a text model that the "
             "installed transformers knows."
