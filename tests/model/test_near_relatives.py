@@ -46,6 +46,7 @@ def test_the_doctor_calls_it_what_a_worker_calls_it(name: str, tmp_path: Path) -
     drawn, _ = load_model(options(tmp_path, "dummy"))
     assert inspect(options(tmp_path)).quantization == " + ".join(sorted(model.forms))
     assert drawn.forms == model.forms
+    assert inspect(options(tmp_path, "dummy")).quantization == " + ".join(sorted(model.forms))
     assert FORMS[name].scheme in inspect(options(tmp_path)).quantization
 
 

@@ -4,7 +4,7 @@ kernel, and the bytes that a token costs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import Format, Matrix, OnlineFormat, QuantisedFormat, Reader
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.formats.stored import UNUSED, Method, Part, Stored, check_headers, check_shape
+from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut
 from octavo_worker.model.config_file import FileConfig
 from octavo_worker.model.decoder import DecoderLayers
@@ -76,8 +77,10 @@ def inspect(options: ModelOptions) -> Inspection:
     if chosen.described is None:
         check_route(options, chosen)
         return Inspection(shown, name, "", None, advice=chosen.advice)
-    reader = Reader(Headers.open(chosen.folder), chosen.dtype, torch.device("meta"), Products())
-    layers = build_layers(chosen.described, reader, OutlineFormat(chosen.form))
+    is_drawn = options.load_format == "dummy"
+    source = Undrawn() if is_drawn else Headers.open(chosen.folder)
+    reader = Reader(source, chosen.dtype, torch.device("meta"), Products())
+    layers = build_layers(chosen.described, reader, OutlineFormat(chosen.form, is_drawn))
     products = _products(layers, chosen.dtype, device)
     quantization = " + ".join(sorted(frozenset[str]().union(*(linear.forms for linear in layers.linears))))
     nbytes = sum(product.nbytes for product in products)
@@ -103,6 +106,28 @@ class Headers(Checkpoint):
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         self._check(name, target, transposed, cut)
         self.unread.discard(name)
+
+
+class Undrawn:
+    """The source of random weights, none of which is drawn."""
+
+    def prefix(self, candidates: Sequence[str], marker: str) -> str:
+        return candidates[0]
+
+    def under(self, name: str) -> Mapping[str, Place]:
+        return {}
+
+    def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
+        pass
+
+    def skip(self, name: str) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def finish(self, ignored: Iterable[str]) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +160,10 @@ class Outline(Linear):
 
 
 class OutlineFormat:
-    """Goes through a checkpoint as `form` does, and checks its headers as that does."""
+    """Goes through a checkpoint as `form` does, and checks its headers as that does, unless its weights are drawn."""
 
-    def __init__(self, form: Format) -> None:
-        self._form = form
+    def __init__(self, form: Format, is_drawn: bool = False) -> None:
+        self._form, self._is_drawn = form, is_drawn
 
     def linear(self, matrix: Matrix, reader: Reader) -> Linear:
         stretches = self._stretches(matrix, reader)
@@ -149,6 +174,11 @@ class OutlineFormat:
         return Outline(tuple(alike), reader.dtype.itemsize)
 
     def _stretches(self, matrix: Matrix, reader: Reader) -> list[Stretch]:
+        if isinstance(self._form, QuantisedFormat) and self._is_drawn:
+            schemes = [self._form.method.scheme(name, matrix.depth) for name in matrix.names]
+            if any(schemes):
+                check_shape(matrix)
+            return [Stretch(rows, matrix.depth, scheme) for rows, scheme in zip(matrix.rows, schemes, strict=True)]
         if isinstance(self._form, QuantisedFormat):
             return self._stored(self._form.method, matrix, reader)
         DenseFormat().linear(matrix, reader)

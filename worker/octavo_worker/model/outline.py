@@ -9,7 +9,7 @@ so here, too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ STD = 0.02
 STRIDE = 7
 """Columns of an input between two that a product picks; coprime to most widths."""
 
+PRODUCTS = ("matmul", "__matmul__", "mm", "bmm")
+
 
 class Outlining(TorchFunctionMode):
     """Makes matrices thin while a model is drawn, and computes with them while it runs."""
@@ -31,6 +33,18 @@ class Outlining(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._kept: dict[int, Tensor] = {}
+        self._threads = 1
+
+    def __enter__(self) -> Self:
+        """Takes one thread: there is too little to do for others to wake up for."""
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.set_num_threads(self._threads)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -40,6 +54,8 @@ class Outlining(TorchFunctionMode):
             return self._empty(func, *args, **named)
         if name == "linear" and self._is_thin(args[1] if len(args) > 1 else named.get("weight")):
             return _picked(*args, **named)
+        if name in PRODUCTS and len(args) == 2 and self._is_thin(args[1]):
+            return _picked(args[0], args[1].mT)
         if (name.endswith("_") and not name.startswith("_")) or name == "__setitem__":
             target = args[0] if args else named.get("tensor")  # of torch.nn.init
             if self._is_thin(target):
@@ -76,8 +92,11 @@ def thin_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _picked(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product with a matrix `[columns, depth]`, or with several."""
     depth = input.shape[-1]
     if depth != weight.shape[-1]:
         raise RuntimeError(f"a matrix of shape {tuple(weight.shape)} does not take inputs of {depth}")
-    out = input[..., (torch.arange(weight.shape[0]) * STRIDE + 3) % depth]
+    out = input[..., (torch.arange(weight.shape[-2]) * STRIDE + 3) % depth]
+    if out.dim() < weight.dim():
+        out = out.expand(*weight.shape[:-2], *out.shape[-2:])
     return out if bias is None else out + bias
