@@ -246,7 +246,7 @@ def _model(model: str) -> Finding:
 
 def _weights(model: str, quantization: str | None) -> tuple[Finding | None, dict[str, Any] | None]:
     """How the weights of a model that is here are stored and computed with, in a line and in full."""
-    if model != "demo" and not (Path(model).expanduser() / "config.json").is_file():
+    if model != "demo" and not Path(model).expanduser().exists():
         return None, None
     if any(importlib.util.find_spec(name) is None for name in ("octavo_worker", "torch", "octavo_kernels")):
         return Finding("weights", "warning", "only workers can look at them", "pip install 'octavo[worker]'"), None

@@ -43,8 +43,9 @@ def summary(inspection: dict[str, Any]) -> tuple[str, str, str]:
     """State, what was found, and the next step: the rest of a finding."""
     where = f"on {inspection['device']} in {inspection['dtype']}"
     products = inspection["products"]
+    advice = inspection["advice"]
     if products is None:
-        return "ok", f"the model runs on its transformers code, {where}", ""
+        return "warning" if advice else "ok", f"the model runs on its transformers code, {where}", advice
     found = f"{_amount(inspection['nbytes'])} a token, {where}"
     if inspection["read_rate"] is None:
         found += "; caches may hold them"
@@ -53,9 +54,9 @@ def summary(inspection: dict[str, Any]) -> tuple[str, str, str]:
         found += f"; memory gives {rate / 1e9:,.1f} GB/s, so at most {most:,.1f} tokens/s alone"
     slow = [product["name"] for product in products if product["dequantises"]]
     if not slow:
-        return "ok", found, ""
+        return "warning" if advice else "ok", found, advice
     found += f"; no kernel here reads the codes of {'; '.join(dict.fromkeys(slow))}: each step makes dense copies"
-    return "warning", found, "it runs, slower than the same model in 16 bits"
+    return "warning", found, "; ".join(["it runs, slower than the same model in 16 bits", *filter(None, [advice])])
 
 
 def products_table(products: Sequence[dict[str, Any]]) -> Table:

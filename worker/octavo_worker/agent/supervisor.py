@@ -213,12 +213,18 @@ class Supervisor:
 
     async def _keep_engine(self) -> None:
         """Start the engine again whenever it dies. Returns while leaving; raises WorkerFailed if it is hopeless."""
-        await self._membership.reach_server()
+        reached = asyncio.create_task(self._membership.reach_server())  # a model is refused without a server, too
+        try:
+            await self._restart_engine(reached)
+        finally:
+            await _cancel(reached)
+
+    async def _restart_engine(self, reached: asyncio.Task[None]) -> None:
         failures = 0
         while not self._leave.is_set():
             self._engine = engine = self._engine or await EngineProcess.start(self._command)
             began = time.monotonic()
-            was_ready, refused = False, ""
+            was_ready, refused = False, None
             reading = asyncio.create_task(asyncio.to_thread(self._read_files))  # while the engine loads
             reading.add_done_callback(
                 lambda task: task.cancelled() or task.exception()
@@ -226,9 +232,10 @@ class Supervisor:
             try:
                 ready = await engine.receive()
                 if isinstance(ready, Refused):
-                    refused = ready.reason
+                    refused = ready
                     raise EOFError
                 assert isinstance(ready, Ready)
+                await reached
                 was_ready = True
                 await self._serve_engine(engine, ready, self._digest(await _read(reading), ready))
             except EOFError:
@@ -238,7 +245,7 @@ class Supervisor:
             self._engine = None
             failures = 0 if was_ready else failures + 1
             if failures and ((self._limits is None and (refused or status > 0)) or failures == _MOST_FAILURES):
-                raise WorkerFailed(f"the engine did not start ({in_words(status)}): {refused or engine.last_words}")
+                raise WorkerFailed(_reason(refused, status, engine.last_words))
             log.error(
                 "the engine died after %.1f s (%s), starting it again", time.monotonic() - began, in_words(status)
             )
@@ -338,6 +345,13 @@ class Supervisor:
         if self._engine is not None:
             self._engine.send(Shutdown())
             await self._engine.ended(patience_s=_ENGINE_EXIT_S if self._limits is not None else 0.0)
+
+
+def _reason(refused: Refused | None, status: int, last_words: str) -> str:
+    """A sentence on an engine that does not start. The status of one that said why may be that of our own kill."""
+    if refused is None:
+        return f"the engine did not start ({in_words(status)}): {last_words}"
+    return f"the engine did not start: {refused.reason}" if refused.is_fault else refused.reason
 
 
 async def _read(digest: asyncio.Task[bytes]) -> bytes:

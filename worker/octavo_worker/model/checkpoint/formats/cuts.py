@@ -63,6 +63,8 @@ def tensor_cuts(tensors: Mapping[str, tuple[Place, Mapping[str, int]]], cut: Cut
     for ending, (place, axes) in tensors.items():
         if "groups" in axes and not cut.has_whole_rows:
             return None
+        if len(place.shape) > len(cut.shape):
+            return None
         if not (axes.keys() & along.keys()) or not place.shape:
             continue
         ranges = [_elements(*along[axis], unit) for axis, unit in axes.items()][: len(place.shape)]

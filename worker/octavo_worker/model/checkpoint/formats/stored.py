@@ -25,7 +25,7 @@ from octavo_worker.model.layers.quantised import Quantised
 SCALES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD = "lm_head"
 """The only matrix outside the layers: most methods leave it as it is."""
-UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale")
+UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "input_scale_ub", "activation_scale")
 """Scales of activations that the checkpoint's authors measured: octavo measures each token's."""
 
 
