@@ -15,9 +15,9 @@ from transformers.utils import logging
 from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import DenseFormat, Reader
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut, RandomWeights, WeightSource
-from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.errors import CheckpointError
+from octavo_worker.model.families import decoder_config
 from octavo_worker.model.layers.linear import Products
 
 SMALL = {

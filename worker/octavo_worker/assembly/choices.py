@@ -11,10 +11,10 @@ from octavo_worker.assembly.devices import check_block_size, check_ranks, check_
 from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
 from octavo_worker.model.checkpoint.formats import DenseFormat, Format, OnlineFormat, format_of
-from octavo_worker.model.checkpoint.names import NAMES
-from octavo_worker.model.config import DecoderConfig, decoder_config, reject
+from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig, read_file
 from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.families import STATED, decoder_config, reject
 from octavo_worker.model.longrope import original_length, takes_long_factors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,7 +39,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     """Raises `ModelError` for all that can be refused by then. Without `decoders` every model takes the transformers
     route."""
     folder = model_folder(options.model)
-    config = (read_file(folder) if decoders else None) or read_config(folder)
+    config = (read_file(folder, STATED) if decoders else None) or read_config(folder)
     form: Format = format_of(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
@@ -88,7 +88,7 @@ def online_format(
         raise UnsupportedModel(
             f"--quantization covers the models of octavo's own decoder, not {family!r}; leave it out."
         )
-    return OnlineFormat(kind, NAMES[described.family].head)
+    return OnlineFormat(kind, described.names.head)
 
 
 def read_config(folder: Path) -> ModelConfig:

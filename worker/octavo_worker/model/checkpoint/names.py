@@ -23,6 +23,7 @@ class Names:
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"  # the whole name
     out: str = "self_attn.o_proj"
     post_attn_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
@@ -31,34 +32,3 @@ class Names:
     post_mlp_norm: str = "post_feedforward_layernorm"
     transposed: bool = False
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
-
-
-NAMES: dict[str, Names] = {
-    "llama": Names(),
-    "gemma2": Names(mlp_norm="pre_feedforward_layernorm"),
-    "phi3": Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
-    "gpt2": Names(
-        prefixes=("transformer.", ""),
-        embed="wte",
-        positions="wpe",
-        final_norm="ln_f",
-        layer="h.{}.",
-        attn_norm="ln_1",
-        qkv=("attn.c_attn",),
-        out="attn.c_proj",
-        mlp_norm="ln_2",
-        up=("mlp.c_fc",),
-        down="mlp.c_proj",
-        transposed=True,
-        ignored=(".attn.bias", ".attn.masked_bias"),
-    ),
-    "opt": Names(
-        prefixes=("model.decoder.", "decoder."),
-        final_norm="final_layer_norm",
-        attn_norm="self_attn_layer_norm",
-        out="self_attn.out_proj",
-        mlp_norm="final_layer_norm",
-        up=("fc1",),
-        down="fc2",
-    ),
-}

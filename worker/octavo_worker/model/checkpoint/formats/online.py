@@ -47,7 +47,7 @@ class OnlineFormat:
         read_parts(read, reader, weight)
         bias = reader.bias(matrix) if matrix.biased else None
         reader.source.wait()
-        made = quantised(weight, self._kind)
+        made = quantised(reader.ordered(weight, read), self._kind)
         if read is not matrix:
             made = cut_weight(matrix.names[0], made, cut)
         return Quantised(ops.pack(made), bias, reader.products, reader.dtype)

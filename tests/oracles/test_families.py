@@ -1,0 +1,66 @@
+"""Families are what transformers computes: log-probabilities of every member, and every kind of layer has a member."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.model.config import Layer
+from octavo_worker.model.decoder import Decoder
+from octavo_worker.model.families import FAMILIES, decoder_config
+
+from .drive import Engine, request
+from .zoo import OWN, VOCAB, save
+
+CLOSE = 1e-5
+LENGTH = 200
+
+
+def prompt(seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(LENGTH)]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """A prompt in chunks, and its answer."""
+    oracle = save(name, tmp_path, width=1.0)
+    options = ModelOptions(model=str(tmp_path), device="cpu", dtype="float32", num_blocks=65, threads=1)
+    runner = load_runner(options)
+    assert isinstance(runner.model, Decoder)
+    asked = request("a", prompt(3), max_tokens=12, prompt_logprobs=0, logprobs=0)
+    answers = Engine(runner, token_budget=70).run([asked])
+    said = answers.tokens["a"][0]
+    with torch.inference_mode():
+        logits = oracle(torch.tensor([[*asked.prompt, *said]])).logits[0, :-1].log_softmax(-1)
+    taken = torch.tensor([*asked.prompt, *said])[1:, None]
+    found = [each.logprob for each in [*answers.prompt_logprobs["a"][1:], *answers.logprobs["a"][0]]]
+    assert found == pytest.approx(logits.gather(1, taken)[:, 0].tolist(), abs=CLOSE)
+
+
+def shape(layer: Layer) -> Hashable:
+    """Differences from other layers of its model."""
+    attention = layer.attention
+    return attention.sliding_window > 0, attention.rope is None, layer.norms
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_a_member_with_every_layer_of_its_default_config(family: str) -> None:
+    members = [decoder_config(config) for config in OWN.values() if config.model_type == family]
+    layers = [layer for member in members if member is not None for layer in member.layers]
+    default = decoder_config(CONFIG_MAPPING[family]())
+    if default is not None:  # some describe another route by default
+        assert {shape(layer) for layer in default.layers} <= {shape(layer) for layer in layers}
+    assert layers
+    assert all(layer.attention.sliding_window < LENGTH / 2 for layer in layers)
+
+
+def test_every_member_is_of_a_family() -> None:
+    assert {config.model_type for config in OWN.values()} == FAMILIES.keys()
