@@ -17,6 +17,7 @@ from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.families import FAMILIES, decoder_config
 
 from .drive import Engine, request
+from .wrapped import WRAPPED
 from .zoo import OWN, VOCAB, save
 
 CLOSE = 1e-5
@@ -53,9 +54,11 @@ def shape(layer: Layer) -> Hashable:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_a_member_with_every_layer_of_its_default_config(family: str) -> None:
-    members = [decoder_config(config) for config in OWN.values() if config.model_type == family]
+    everyone = [*OWN.values(), *WRAPPED.values()]
+    kinds = [config.get_text_config(decoder=True).model_type for config in everyone]
+    members = [decoder_config(config) for config, kind in zip(everyone, kinds, strict=True) if kind == family]
     layers = [layer for member in members if member is not None for layer in member.layers]
-    default = decoder_config(CONFIG_MAPPING[family]())
+    default = FAMILIES[family].describe(CONFIG_MAPPING[family](), None)
     if default is not None:  # some describe another route by default
         assert {shape(layer) for layer in default.layers} <= {shape(layer) for layer in layers}
     assert layers
@@ -63,4 +66,5 @@ def test_a_family_has_a_member_with_every_layer_of_its_default_config(family: st
 
 
 def test_every_member_is_of_a_family() -> None:
-    assert {config.model_type for config in OWN.values()} == FAMILIES.keys()
+    text = {config.get_text_config(decoder=True).model_type for config in WRAPPED.values()}
+    assert {config.model_type for config in OWN.values()} | text == FAMILIES.keys()

@@ -154,16 +154,23 @@ def build(name: str, config: PreTrainedConfig | None = None, width: float = 2.5)
     torch.manual_seed(sum(map(ord, name)))
     made = AutoModelForCausalLM.from_config(config or ALL[name], attn_implementation="eager", trust_remote_code=False)
     model = made.float().eval()
+    widen(model, width)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def widen(model: PreTrainedModel, width: float) -> None:
+    """Draws all weights anew."""
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() >= 2:
                 fan_in = parameter.shape[0] if "c_" in key else parameter.shape[-1]
-                tied = model.config.tie_word_embeddings and key.endswith(("embed_tokens.weight", "wte.weight"))
+                tied = getattr(model.config, "tie_word_embeddings", False) and key.endswith(
+                    ("embed_tokens.weight", "wte.weight")
+                )
                 parameter.normal_(0.0, (0.2 if tied else width) / fan_in**0.5)  # tied: or a token predicts itself
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    model.generation_config.eos_token_id = None
-    return model
 
 
 def save(name: str, folder: Path, config: PreTrainedConfig | None = None, width: float = 2.5) -> PreTrainedModel:

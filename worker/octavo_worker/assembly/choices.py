@@ -88,7 +88,7 @@ def online_format(
         raise UnsupportedModel(
             f"--quantization covers the models of octavo's own decoder, not {family!r}; leave it out."
         )
-    return OnlineFormat(kind, described.names.head)
+    return OnlineFormat(kind, described.names.heads)
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -39,7 +39,7 @@ class Stated:
 class FileConfig(SimpleNamespace):
     """The values of a config.json as attributes, by the names and in the form of transformers' class of the family."""
 
-    def get_text_config(self) -> FileConfig:
+    def get_text_config(self, decoder: bool | None = None) -> FileConfig:
         return self
 
 

@@ -45,6 +45,7 @@ class _Builder:
         self.names = names = config.names
         marker = names.final_norm if "weight" in config.norm_tensors else names.embed
         self.root = reader.source.prefix(names.prefixes, f"{marker}.weight")
+        self.head = next((name for name in names.heads if reader.source.under(name)), names.heads[0])
 
     def layers(self) -> DecoderLayers:
         c, names = self.config, self.names
@@ -58,7 +59,7 @@ class _Builder:
         norms.append(self._norm(f"{self.root}{names.final_norm}"))
         blocks = [self._block(*each) for each in zip(places, c.layers, norms[1:], strict=True)]
         head = self._head()
-        self.reader.source.finish(names.ignored)  # reads may have been under way until now
+        self.reader.source.finish(names.has_no_use)  # reads may have been under way until now
         table = embed if self.shards is None else embed[self.shards.vocabulary.start : self.shards.vocabulary.stop]
         if head is None or (c.tied and isinstance(head, Dense) and torch.equal(head.weight, table)):
             head = Dense(table, products=self.reader.products)
@@ -66,13 +67,13 @@ class _Builder:
 
     def _embedding(self) -> str:
         """The table's name, which is the head's where that is the only one of two tied ones that is stored."""
-        own, head, source = f"{self.root}{self.names.embed}", self.names.head, self.reader.source
+        own, head, source = f"{self.root}{self.names.embed}", self.head, self.reader.source
         return head if self.config.tied and not source.under(own) and source.under(head) else own
 
     def _head(self) -> Linear | None:
         """None: it is the embedding. Some checkpoints say so and have a head all the same, mostly a copy; one that
         differs counts."""
-        name = self.names.head
+        name = self.head
         if self.config.tied and (self._embedding() == name or not self.reader.source.under(name)):
             return None
         held = self.shards and self.shards.head()

@@ -43,7 +43,7 @@ def build_head(config: HeadConfig, reader: Reader, embed: Tensor, tokens: int) -
         head=DenseFormat().linear(Matrix(["lm_head"], [config.draft_vocab_size], size), reader),
         ids=_ids(config, reader),
     )
-    source.finish(layer.names.ignored)
+    source.finish(layer.names.has_no_use)
     _check_ids(layers.ids, layer.vocab_size)
     parts = (Dense(part.contiguous(), products=reader.products) for part in whole.split(size, dim=1))
     features = Features(dict(zip(config.taps, parts, strict=True)), size, tokens, reader.empty(0))

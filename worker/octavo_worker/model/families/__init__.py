@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import NEXT, UnsupportedModel
@@ -9,11 +11,12 @@ from octavo_worker.model.families.family import Family
 from octavo_worker.model.families.kin import GEMMAS, GRANITES, OLMOS
 from octavo_worker.model.families.layer_normed import LAYER_NORMED
 from octavo_worker.model.families.llama import LLAMAS
+from octavo_worker.model.families.wrappers import BOTH_DIRECTIONS, WRAPPERS, is_tied
 
-__all__ = ["FAMILIES", "STATED", "decoder_config", "reject"]
+__all__ = ["FAMILIES", "STATED", "WRAPPERS", "decoder_config", "reject"]
 
 FAMILIES: dict[str, Family] = {**LLAMAS, **OLMOS, **GEMMAS, **GRANITES, **LAYER_NORMED}
-"""By the `model_type` of their config.json."""
+"""By the `model_type` of their config.json, or of its text part."""
 
 LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
 
@@ -27,6 +30,8 @@ def reject(config: ModelConfig) -> None:
     text, kind = config.get_text_config(), config.model_type
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models; {NEXT}")
+    if kind in BOTH_DIRECTIONS:
+        raise UnsupportedModel(f"{kind!r} reads prompts in both directions; octavo serves causal models only; {NEXT}")
     if strange := sorted(set(getattr(text, "layer_types", None) or []) - LAYER_KINDS):
         raise UnsupportedModel(
             f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work; {NEXT}"
@@ -38,5 +43,10 @@ def decoder_config(config: ModelConfig, max_model_len: int | None = None) -> Dec
 
     LongRoPE has its long factors if `max_model_len` is more than its original context (`octavo_worker.model.longrope`).
     """
-    family = FAMILIES.get(config.model_type)
-    return family.describe(config, max_model_len) if family else None
+    wrapper = WRAPPERS.get(config.model_type)
+    text = config if wrapper is None else config.get_text_config(decoder=True)
+    family = FAMILIES.get(text.model_type)
+    described = None if family is None else family.describe(text, max_model_len)
+    if described is None or wrapper is None:
+        return described
+    return replace(described, names=wrapper.names(described.names), tied=is_tied(config, text))

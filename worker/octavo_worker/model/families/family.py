@@ -124,7 +124,7 @@ class Family:
             "mlp_bias": getattr(config, "mlp_bias", False),
             "activation": _activation(config, gated=self.fields.get("gated", True)),
             "interleaved": 2 * len(ropes["rope"].inv_freq) if self.interleaved and ropes else 0,
-            "tied": config.tie_word_embeddings,
+            "tied": getattr(config, "tie_word_embeddings", False),
         }
         return DecoderConfig(**(described | dict(self.fields) | differences))
 

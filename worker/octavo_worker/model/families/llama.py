@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo_worker.model.checkpoint.names import Names
 from octavo_worker.model.config import Temperature
 from octavo_worker.model.config_file import ModelConfig, Stated
@@ -72,17 +74,29 @@ EXAONE = Names(
 )
 """transformers saves these, too, and calls them as Llama's inside."""
 
+QWEN2 = Family(slides=True, differences=_own_qkv_bias, stated=Stated(FIELDS, switched_window=True))
+QWEN3 = Family(
+    slides=True, fields={"qk_norm": "head"}, stated=Stated(FIELDS | {"head_dim": (int,)}, switched_window=True)
+)
+GLM4 = Family(
+    norms="both",
+    rotation=rotates_partly,
+    interleaved=True,
+    names=Names(
+        up=("mlp.gate_up_proj",), post_attn_norm="post_self_attn_layernorm", post_mlp_norm="post_mlp_layernorm"
+    ),
+    fields={"out_bias": False, "mlp_bias": False},
+)
 LLAMAS: dict[str, Family] = {
     "llama": Family(stated=STATED),
     "mistral": Family(slides=True, stated=Stated(FIELDS | {"sliding_window": (int, type(None))})),
     "ministral": Family(slides=True, differences=_no_bias),
     "ministral3": Family(slides=True, differences=_growing_temperature),
-    "qwen2": Family(slides=True, differences=_own_qkv_bias, stated=Stated(FIELDS, switched_window=True)),
-    "qwen3": Family(
-        slides=True,
-        fields={"qk_norm": "head"},
-        stated=Stated(FIELDS | {"head_dim": (int,)}, switched_window=True),
-    ),
+    "qwen2": QWEN2,
+    "qwen2_vl_text": replace(QWEN2, stated=None),
+    "qwen2_5_vl_text": replace(QWEN2, stated=None),
+    "qwen3": QWEN3,
+    "qwen3_vl_text": replace(QWEN3, slides=False, stated=None),
     "phi3": Family(
         slides=True,
         rotation=rotates_partly,
@@ -106,17 +120,8 @@ LLAMAS: dict[str, Family] = {
         names=Names(up=("mlp.gate_up_proj",)),
         fields={"out_bias": False, "mlp_bias": False},
     ),
-    "glm4": Family(
-        norms="both",
-        rotation=rotates_partly,
-        interleaved=True,
-        names=Names(
-            up=("mlp.gate_up_proj",),
-            post_attn_norm="post_self_attn_layernorm",
-            post_mlp_norm="post_mlp_layernorm",
-        ),
-        fields={"out_bias": False, "mlp_bias": False},
-    ),
+    "glm4": GLM4,
+    "glm4v_text": replace(GLM4, differences=_own_qkv_bias),
     "seed_oss": Family(differences=_out_bias),
     "hunyuan_v1_dense": Family(
         rotation=_stretched,
