@@ -17,6 +17,7 @@ from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import AddNorm, Input
+from octavo_worker.model.numerics import DECODER
 from octavo_worker.ranks.group import Group
 
 
@@ -61,6 +62,7 @@ class Decoder:
     """
 
     is_capturable = True
+    route = DECODER
     kept_bytes = 0
     taps: Taps | None = None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
@@ -24,6 +25,7 @@ from octavo_worker.model.batch import Batch
 from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.errors import NEXT, CheckpointError, UnsupportedModel
 from octavo_worker.model.library import drawn_model, filled_model
+from octavo_worker.model.numerics import TRANSFORMERS
 from octavo_worker.model.substitutes import RowByRow, substitute
 from octavo_worker.model.transfer import dtype_name
 from octavo_worker.ranks.group import Group
@@ -72,6 +74,7 @@ class TransformersModel:
     """
 
     is_capturable = None
+    route = f"transformers-{transformers.__version__}-{TRANSFORMERS}"
     forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""

@@ -18,6 +18,7 @@ from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import Input, RmsNorm
+from octavo_worker.model.numerics import DECODER
 from octavo_worker.ranks.group import Group
 
 
@@ -42,6 +43,7 @@ class EagleHead:
 
     is_capturable = False
     group: Group | None = None
+    route = DECODER
     forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""
