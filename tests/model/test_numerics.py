@@ -1,4 +1,4 @@
-"""The name of a worker's arithmetic tells whose code computes a model, so that a model that moves is no equal of before."""
+"""The name of a worker's arithmetic tells whose code computes a model, so that one that moves is no equal of before."""
 
 from __future__ import annotations
 
