@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,21 @@ def test_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) 
     assert found == pytest.approx(logits.gather(1, taken)[:, 0].tolist(), abs=CLOSE)
 
 
-def shape(layer: Layer) -> Hashable:
+@pytest.mark.parametrize("name", ["smollm3", "exaone4", "cohere2", "granite_swa-bases", "gemma3"])
+def test_a_trial_step_takes_a_layer_of_each_kind(name: str, tmp_path: Path) -> None:
+    """Or a kernel would run for the first time in a request."""
+    save(name, tmp_path)
+    options = ModelOptions(model=str(tmp_path), device="cpu", dtype="float32", num_blocks=9, threads=1)
+    model = load_runner(options).model
+    assert isinstance(model, Decoder)
+    whole = {(shape(layer), layer.attention.rope) for layer in model.config.layers}
+    with model.shortened():
+        taken = [block.attention.layer for block in model._blocks]
+    assert {(layer.sliding_window > 0, layer.rope) for layer in taken} == {(kind[0], rope) for kind, rope in whole}
+    assert len(taken) == len(whole) + 1
+
+
+def shape(layer: Layer) -> tuple[bool, bool, str]:
     """Differences from other layers of its model."""
     attention = layer.attention
     return attention.sliding_window > 0, attention.rope is None, layer.norms
