@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.config import Layer
 from octavo_worker.model.decoder import Decoder
-from octavo_worker.model.families import FAMILIES, decoder_config
+from octavo_worker.model.families import FAMILIES, WRAPPERS, decoder_config
 
 from .drive import Engine, request
 from .wrapped import WRAPPED
 from .zoo import OWN, VOCAB, save
 
+ROOT = Path(__file__).parents[2]
 CLOSE = 1e-5
 LENGTH = 200
 
@@ -81,3 +83,17 @@ def test_a_family_has_a_member_with_every_layer_of_its_default_config(family: st
 def test_every_member_is_of_a_family() -> None:
     text = {config.get_text_config(decoder=True).model_type for config in WRAPPED.values()}
     assert {config.model_type for config in OWN.values()} | text == FAMILIES.keys()
+
+
+def listed(document: str, beginning: str) -> list[str]:
+    """Names in code spans of the paragraph that begins so, without those of fields."""
+    text = (ROOT / document).read_text()
+    paragraph = text[text.index(beginning) :].partition("\n\n")[0]
+    return [name for name in re.findall(r"`([^`]+)`", paragraph) if name != "model_type"]
+
+
+def test_the_lists_of_the_documentation_are_those_of_the_code() -> None:
+    assert listed("docs/engine.md", "**On octavo's own decoder**") == sorted(FAMILIES)
+    assert listed("docs/engine.md", "**Text parts**") == sorted(WRAPPERS)
+    readme = (ROOT / "README.md").read_text()
+    assert f"[{len(FAMILIES)} families](docs/engine.md#models), and the text parts of {len(WRAPPERS)} " in readme
