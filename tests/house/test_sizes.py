@@ -52,7 +52,7 @@ BUDGETS = {
     "octavo_worker.engine": 6130,
     "octavo_worker.memory": 860,
     "octavo_worker.runner": 3500,
-    "octavo_worker.model": 5490,
+    "octavo_worker.model": 5960,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1360,
     "octavo_kernels": 3880,

@@ -14,10 +14,10 @@ from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
 from octavo_worker.model.checkpoint.formats import DenseFormat, Format, OnlineFormat, format_of
-from octavo_worker.model.checkpoint.names import NAMES
-from octavo_worker.model.config import FAMILIES, DecoderConfig, decoder_config, reject
+from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
 from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.families import STATED, decoder_config, family_of, reject
 from octavo_worker.model.longrope import original_length, takes_long_factors
 from octavo_worker.model.transfer import dtype_name
 
@@ -49,13 +49,13 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     """Raises `ModelError` for all that can be refused by then. Without `decoders` every model takes the transformers
     route."""
     folder = model_folder(options.model)
-    config = (read_file(folder) if decoders else None) or read_config(folder)
+    config = (read_file(folder, STATED) if decoders else None) or read_config(folder)
     form: Format = format_of(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
     check_block_size(options.block_size, device)
-    trial = None if decoders and config.model_type in FAMILIES else tried_route(config, form, dtype)
+    trial = None if decoders and family_of(config) else tried_route(config, form, dtype)
     context = context_length(options.max_model_len, config)
     original, is_long = original_length(config), False
     if original is not None:
@@ -96,8 +96,9 @@ def heads_of(
     if trial is not None:
         return trial.num_heads, trial.cache
     assert described is not None
-    d, kept = described, dtype_name(dtype)
-    return d.num_heads, [CacheSpec(d.num_kv_heads, d.head_dim, d.head_dim, kept, x.sliding_window) for x in d.layers]
+    width, kept = described.head_dim, dtype_name(dtype)
+    windows = [layer.attention.sliding_window for layer in described.layers]
+    return described.num_heads, [CacheSpec(described.num_kv_heads, width, width, kept, window) for window in windows]
 
 
 def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:
@@ -122,7 +123,7 @@ def online_format(
         raise UnsupportedModel(
             f"--quantization covers the models of octavo's own decoder, not {family!r}; leave it out."
         )
-    return OnlineFormat(kind, NAMES[described.family].head)
+    return OnlineFormat(kind, described.names.heads)
 
 
 def read_config(folder: Path) -> ModelConfig:

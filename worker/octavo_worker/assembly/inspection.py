@@ -4,7 +4,7 @@ kernel, and the bytes that a token costs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -126,7 +126,7 @@ class Undrawn:
     def wait(self) -> None:
         pass
 
-    def finish(self, ignored: Iterable[str]) -> None:
+    def finish(self, has_no_use: Callable[[str], bool]) -> None:
         pass
 
 

@@ -71,9 +71,12 @@ def indexed(folder: Path) -> dict[str, Path] | None:
 
 
 def end_ids(folder: Path) -> tuple[int, ...]:
-    """The model's end-of-sequence ids; as in transformers, generation_config.json goes before config.json."""
-    for name in (GENERATION_CONFIG, "config.json"):
-        ids = read_json(folder / name).get("eos_token_id")
+    """The model's end-of-sequence ids; as in transformers, generation_config.json goes before config.json, and that
+    before its text part."""
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    for stated in (read_json(folder / GENERATION_CONFIG), config, text if isinstance(text, dict) else {}):
+        ids = stated.get("eos_token_id")
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)
     return ()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
@@ -23,6 +24,7 @@ from octavo_worker.model.batch import Batch
 from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.errors import CheckpointError
 from octavo_worker.model.library import drawn_model, filled_model, fitted
+from octavo_worker.model.numerics import TRANSFORMERS
 from octavo_worker.model.substitutes import RowByRow, substitute
 from octavo_worker.model.trial import Trial, in_words
 from octavo_worker.ranks.group import Group
@@ -55,6 +57,7 @@ class TransformersModel:
     """
 
     is_capturable = None
+    route = f"transformers-{transformers.__version__}-{TRANSFORMERS}"
     forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from octavo.dialects.openai.fields import Body, JsonObject
+from octavo.terms.conversation import refuse_media
 
 
 class Block(Body):
@@ -21,6 +22,9 @@ class TextBlock(Block):
     type: Literal["text"]
     text: str
     citations: Any = None
+
+
+Text = Annotated[str | Annotated[tuple[TextBlock, ...], Field(fail_fast=True)], BeforeValidator(refuse_media)]
 
 
 class ThinkingBlock(Block):
@@ -42,19 +46,18 @@ class ToolUseBlock(Block):
 class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[tuple[TextBlock, ...], Field(fail_fast=True)] = ""
+    content: Text = ""
     is_error: bool = False
 
 
 ContentBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
-Text = str | Annotated[tuple[TextBlock, ...], Field(fail_fast=True)]
 
 
 class MessageParam(Body):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[tuple[ContentBlock, ...], Field(fail_fast=True)]
+    content: Annotated[str | Annotated[tuple[ContentBlock, ...], Field(fail_fast=True)], BeforeValidator(refuse_media)]
 
     @property
     def _blocks(self) -> tuple[Block, ...]:

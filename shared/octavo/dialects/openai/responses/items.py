@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from octavo.dialects.openai.fields import Body, Word
+from octavo.terms.conversation import refuse_medium
 from octavo.terms.errors import InvalidRequest
 from octavo.terms.tools import ToolName
 
@@ -45,6 +46,11 @@ class ContentPart(Body):
     refusal: str | None = None
     annotations: tuple[Any, ...] | None = None
     logprobs: tuple[Any, ...] | None = None
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_text(cls, kind: Any) -> Any:
+        return refuse_medium(kind)
 
     @model_validator(mode="after")
     def _has_its_text(self) -> Self:
