@@ -48,6 +48,9 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("get", "/v1/jobs/{job_id}/result"): Operation("getJobResult", "Get a job's result"),
     ("get", "/v1/jobs/{job_id}/stream"): Operation("streamJob", "Stream a job's tokens"),
     ("get", "/v1/jobs/{job_id}/log"): Operation("readJobLog", "Read a job's log"),
+    ("post", "/v1/jobs/{job_id}/token"): Operation(
+        "createReadToken", "Let a page read one job", {"ten minutes": {"seconds": 600}}
+    ),
     ("post", "/v1/chat/completions"): Operation(
         "createChatCompletion",
         "Create a chat completion",

@@ -123,7 +123,7 @@ def of_wire(request: JobRequest) -> dict[str, Any]:
 
 def test_defaults_of_a_later_version_are_read_without_what_is_new() -> None:
     later = msgpack.packb([1, "traits", {"sampling": {"temperature": 0.5, "typical_p": 0.2}, "colour": "red"}])
-    assert wire.decode_traits(later) == SamplingDefaults(temperature=0.5)
+    assert wire.decode_traits(later).sampling == SamplingDefaults(temperature=0.5)
 
 
 def test_workers_with_other_defaults_are_not_equal() -> None:

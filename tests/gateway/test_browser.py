@@ -16,7 +16,7 @@ from scripted_worker import MODEL, ScriptedWorker, whole_text
 from waiting import STALL_S
 
 from octavo import AsyncClient
-from octavo.service.service import free_port
+from octavo.service.server import free_port
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
