@@ -47,3 +47,4 @@ def test_a_control_token_that_a_user_writes_is_text() -> None:
     for token, spelling in special.items():
         written = prompts.encode(JobRequest(model="m", messages=(Message(role="user", content=spelling),))).ids
         assert written.count(token) == plain.count(token)
+        assert token not in prompts.encode(JobRequest(model="m", prompt=spelling, add_special_tokens=False)).ids

@@ -28,7 +28,7 @@ def test_a_worker_that_cannot_start_ends_the_benchmark_at_once_and_says_why(
 ) -> None:
     monkeypatch.setattr(bench, "START_TIMEOUT_S", float("inf"))  # it would wait until the test's own limit
     with (
-        pytest.raises(bench.ServiceFailed, match=r"(?s)the agent ended with status 1:.*nosuch"),
+        pytest.raises(bench.ServiceFailed, match=r"(?s)the agent ended with status 2:.*nosuch"),
         bench.service(tmp_path / "nosuch", []),
     ):
         pass

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from octavo.terms.messages import Chunk, JobStatus, Terminal
 
-PERMANENT_KEYS = {"models", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers", "bell:toy"}
+PERMANENT_KEYS = {"models", "traits", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers", "bell:toy"}
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def generate(task: GenerateTask, prompt: Any = None, **fields: Any) -> dict[str,
         with _unavailable(task):
             if not waits:
                 task.check_kept()
-        job = task.client.submit(_prompt(prompt), idempotency_key=key, **_restored(fields))
+        job = task.client.submit(_prompt(prompt), idempotency_key=key, **cast(RequestFields, fields))
         if not waits and not job.info().status.is_terminal:
             raise Ignore  # until the job ends
         result = task.client.result(job.id)
@@ -324,13 +324,6 @@ def _timestamp(moment: str | datetime | None) -> float | None:
 
 def _prompt(prompt: str | Sequence[int] | Mapping[str, Any] | None) -> str | Sequence[int] | None:
     return str(prompt["text"]) if isinstance(prompt, Mapping) else prompt
-
-
-def _restored(fields: dict[str, Any]) -> RequestFields:
-    """JSON, which Celery writes, knows no integer keys."""
-    if fields.get("logit_bias"):
-        fields = {**fields, "logit_bias": {int(token): bias for token, bias in fields["logit_bias"].items()}}
-    return cast(RequestFields, fields)
 
 
 def _as_dict(result: Result) -> dict[str, Any]:
