@@ -69,7 +69,7 @@ def test_no_line_ends_the_others(text: str) -> None:
 def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     answers = [
-        {"id": f"batch_req_{name}", "custom_id": name, "error": None, "response": f"one{end}two"}
+        {"id": f"batch_req_{name}", "custom_id": name, "error": None, "response": {"body": f"one{end}two"}}
         for name, end in (("a", "\u2028"), ("b", "\x85"))
     ]
     target.write_text("".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers), encoding="utf-8")

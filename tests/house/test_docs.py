@@ -19,8 +19,8 @@ from waiting import STALL_S
 import octavo.terms.errors
 from octavo import Client
 from octavo.cli.app import GROUP, build_app
+from octavo.dialects.openai.problems import _STATUSES
 from octavo.queue.roles import ROLES
-from octavo_gateway.errors import _STATUSES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -57,10 +57,10 @@ BUDGETS = {
     "octavo_worker.contract": 1360,
     "octavo_kernels": 3880,
     "octavo.service": 1970,
-    "octavo.dialects": 6250,
+    "octavo.dialects": 6460,
     "octavo.client": 1630,
     "octavo.queue": 2990,
-    "octavo.terms": 1540,
+    "octavo.terms": 1680,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""

@@ -10,11 +10,52 @@ from typing import Any
 from pydantic import ValidationError
 
 from octavo.dialects.openai.fields import REFUSED
-from octavo.terms.errors import InvalidRequest
+from octavo.terms.errors import (
+    Busy,
+    IdempotencyConflict,
+    InvalidRequest,
+    JobFailed,
+    JobNotFound,
+    MalformedMessage,
+    OctavoError,
+    QueueFull,
+    ServerUnavailable,
+    UnknownModel,
+    WorkerNotFound,
+)
+from octavo.terms.messages import JobStatus
 
 _TAG = re.compile(r"Input tag '.*'(?= found using)", re.DOTALL)
 _MOST_ERRORS = 64  # that are compared: a field may have as many as a body has bytes
 _MOST_WORDS = 500  # characters of a message: it may repeat what was sent
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
+    (UnknownModel, 404),
+    (InvalidRequest, 400),
+    (MalformedMessage, 500),  # stored by a worker or damaged since; a client's own bytes are an InvalidRequest
+    (JobNotFound, 404),
+    (WorkerNotFound, 404),
+    (IdempotencyConflict, 409),
+    (QueueFull, 429),
+    (ServerUnavailable, 503),
+    (Busy, 503),
+)
+_OF_ENDS = {JobStatus.CANCELLED: 409, JobStatus.EXPIRED: 504}
+
+
+def status_of(error: OctavoError) -> int:
+    """The HTTP status of an error of the client library. A worker names a `param` when the request itself is at fault,
+    such as a prompt longer than the context."""
+    if isinstance(error, JobFailed):
+        return _OF_ENDS.get(JobStatus(error.status), 400 if error.param else 500)
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+def error_object(status: int, message: str, *, code: str | None, param: str | None) -> dict[str, Any]:
+    """The body of an answer with this status."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:
