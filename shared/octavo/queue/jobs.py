@@ -92,10 +92,11 @@ async def list_jobs(
     tenant: str | None = None,
     limit: int = 100,
     after: str | None = None,
+    of_batches: bool = False,
 ) -> list[JobInfo]:
-    """Up to `limit` jobs, newest first, older than the job `after`."""
+    """Up to `limit` jobs, newest first, older than the job `after`; those of batches, or all others."""
     found: list[JobInfo] = []
-    own = f":{tenant}:" if tenant is not None else ""
+    own = (f":{tenant}:" if tenant is not None else "") + ("~" if of_batches else "")
     upper = f"({own}{after or _BEHIND_ALL}".encode()
     page = _PAGE if status is not None else min(limit, _PAGE)
     while len(found) < limit:
