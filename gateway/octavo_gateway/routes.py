@@ -18,6 +18,7 @@ from octavo.terms.models import JobRequest
 from octavo_gateway import tokenizer
 from octavo_gateway.anthropic import routes as anthropic
 from octavo_gateway.durable import routes as durable
+from octavo_gateway.files import routes as files
 from octavo_gateway.http.body import add_schemas
 from octavo_gateway.jobs import routes as jobs
 from octavo_gateway.openai import chat, completions, models, responses
@@ -26,7 +27,9 @@ from octavo_gateway.status import health, workers
 from octavo_gateway.tokenizer import DetokenizeRequest, TokenizeRequest
 from octavo_gateway.ui import routes as ui
 
-_PARTS = (jobs, durable, chat, completions, responses, models, ui, anthropic, tokenizer, workers, health, pages)
+_PARTS = (
+    *(jobs, durable, chat, completions, responses, files, models, ui, anthropic, tokenizer, workers, health, pages),
+)
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
     *(TokenizeRequest, DetokenizeRequest, ResponseRequest),

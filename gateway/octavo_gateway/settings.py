@@ -56,6 +56,15 @@ class GatewaySettings(BaseSettings):
     max_queued_bytes: PositiveInt = Field(
         Limits.queued_bytes, description="Bytes of unfinished jobs' requests and attachments in all."
     )
+    files: str | None = Field(
+        None,
+        repr=False,  # it may hold a credential
+        description="Where files are kept: a folder that all gateways share, or `s3://`, `gs://`, `az://`. Without it "
+        "there are no files and no batches.",
+    )
+    max_files_bytes_per_tenant: PositiveInt = Field(
+        10_000_000_000, description="Bytes of files that a tenant may keep."
+    )
     stream_ttl: PositiveInt = Field(
         Retention.stream_s, description="Seconds that a finished job's stream is kept as it was."
     )
