@@ -62,6 +62,9 @@ class GatewaySettings(BaseSettings):
         description="Where files are kept: a folder that all gateways share, or `s3://`, `gs://`, `az://`. Without it "
         "there are no files and no batches.",
     )
+    clerk: bool = Field(
+        True, description="Start a clerk beside the gateway, where there are files. Without it, run `octavo clerk`."
+    )
     max_files_bytes_per_tenant: PositiveInt = Field(
         10_000_000_000, description="Bytes of files that a tenant may keep."
     )

@@ -131,7 +131,12 @@ RULES = [
         GATEWAY,
         (
             *("fastapi", "starlette", "uvicorn", "typer", "prometheus_client", "msgspec", *PYDANTIC),
-            *("python_multipart", *CLIENT, *shared("dialects", "service.flags", "service.storage"), *PUBLIC_CLIENT),
+            *(
+                "python_multipart",
+                *CLIENT,
+                *shared("dialects", "service.flags", "service.storage", "service.children", "service.server"),
+                *PUBLIC_CLIENT,
+            ),
         ),
     ),
     Rule(f"{WORKER}/__init__.py"),

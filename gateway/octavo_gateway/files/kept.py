@@ -40,6 +40,13 @@ class Kept:
             self._is_checked = True
         return self._storage
 
+    async def batches_open(self) -> tuple[int, int]:
+        """How many batches a clerk owns, and how many wait for one. Without the server: none."""
+        try:
+            return await self.client.batches_open()
+        except OctavoError:
+            return 0, 0
+
     async def own(self, file_id: str, tenant: str, *, param: str = "file_id") -> FileInfo:
         """A file of the tenant. Raises ApiError 404."""
         info = await self.client.file(file_id)

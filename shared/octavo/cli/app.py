@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from octavo.cli import batch, clerk, demo, doctor, jobs, prefix, run, top, up, workers
+from octavo.cli import batch, demo, doctor, jobs, prefix, run, top, up, workers
 from octavo.cli.console import counted
 
 GROUP = "octavo.commands"
@@ -28,7 +28,6 @@ def build_app() -> typer.Typer:
     app.command("run")(run.run)
     app.add_typer(jobs.app, name="jobs")
     app.add_typer(batch.app, name="batch")
-    app.command("clerk")(clerk.clerk)
     app.add_typer(prefix.app, name="prefix")
     app.command("top")(top.top)
     app.command("workers")(workers.workers)

@@ -45,7 +45,9 @@ def up(
         raise fail(f"octavo is already up: {other.api_url} (process {other.pid}). Stop that one first.")
     count = workers if workers is not None else len(device_groups(gpus(), tensor_parallel)) or 2
     folder = data_dir or local.state_dir() / "server"
-    environment = {} if speculate is None else {"OCTAVO_SPECULATE": speculate}
+    environment = {"OCTAVO_FILES": os.environ.get("OCTAVO_FILES", str(folder / "files"))}
+    if speculate is not None:
+        environment["OCTAVO_SPECULATE"] = speculate
     plan = Plan(model, count, host, port, folder, environment, tensor_parallel=tensor_parallel)
     log = ServiceLog(err)
     log.say(f"starting {counted(count, 'worker')} with the model {model} ...")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar
@@ -105,6 +106,13 @@ class BatchClient:
         """Batches of a tenant, newest first, older than the batch `after`."""
         with self.errors():
             return await reading.list_batches(self.redis, self.keys, tenant, limit=limit, after=after)
+
+    async def batches_open(self) -> tuple[int, int]:
+        """How many batches that have not ended a clerk owns, and how many wait for one."""
+        async with self.asking() as connection:
+            owned: Any = await connection.zcard(self.keys.leases)
+            waiting: Any = await connection.zcount(self.keys.due, "-inf", int(time.time() * 1000))
+        return owned, waiting
 
     async def cancel(self, batch_id: str, *, tenant: str) -> BatchStatus | None:
         """Ask for a batch's end. Its state now, None for no batch of the tenant's."""

@@ -49,6 +49,16 @@ class BatchKeys:
         """ZSET: all batches, as `files` has files."""
         return f"{self.prefix}:batches"
 
+    @property
+    def due(self) -> str:
+        """ZSET: batches by the time from which they may be taken, ms."""
+        return f"{self.prefix}:bts"
+
+    @property
+    def leases(self) -> str:
+        """ZSET: batches by the end of their owner's lease, ms."""
+        return f"{self.prefix}:btL"
+
     def open_jobs(self, batch_id: str) -> str:
         """ZSET: jobs that have not ended, by place."""
         return f"{self.prefix}:bto:{batch_id}"
