@@ -158,25 +158,10 @@ class Histories(RuleBasedStateMachine):
         bench = self.bench
         bench.lapse()
         bench.run(BATCHES.claim("last", "last", lease_ms=LEASE_MS))
-        bench.run(BATCHES.begin(bench.batch, "last", total=TOTAL, model="m"))
-        for place in range(int(bench.field("cur") or 0), TOTAL):
-            if self.state == "in_progress":
-                for index in range(JOBS[place]):
-                    bench.submit("last", place, index)
-                rejected = [] if JOBS[place] else [place]
-                bench.run(BATCHES.advance(bench.batch, "last", place, place + 1, rejected))
-        for _ in range(sum(JOBS) + 1):
-            bench.end_one()
-        members = bench.members(BATCH_KEYS.open_jobs(bench.batch))
-        bench.run(BATCHES.recheck(bench.batch, "last", members))
-        if self.state in ("in_progress", "cancelling"):
-            bench.skip("last")
-            bench.harvest("last")
-            parts = [place for part in bench.parts() for place in places_of(part)]
-            end = BatchStatus.CANCELLED if self.state == "cancelling" else BatchStatus.COMPLETED
-            bench.run(BATCHES.close(bench.batch, "last"))
-            assert bench.run(BATCHES.finish(bench.batch, "last", end)) == "ok", self.state
-            self.finished = parts if bench.field("total") else []
+        if self.state != "finalizing":
+            self.finished = bench.bring_to_end("last") or self.finished
+        else:
+            assert bench.run(BATCHES.finish(bench.batch, "last", BatchStatus.COMPLETED)) == "ok"
         if self.finished:
             assert sorted(self.finished) == list(range(TOTAL))
         if self.state in ("completed", "cancelled", "expired", "failed"):

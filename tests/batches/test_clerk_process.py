@@ -88,7 +88,9 @@ async def test_a_gateway_may_be_without_a_clerk_and_one_run_elsewhere(
             await asyncio.sleep(1.0)
             assert (await ai.batches.retrieve(made.id)).status == "validating"
             assert clerks_of(gateway) == []
-            clerk = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
+            clerk = await asyncio.to_thread(
+                subprocess.Popen, command, env=os.environ | environment, stderr=subprocess.PIPE, text=True
+            )
             await reach(ai, made.id, "completed")
         metrics = (await httpx.AsyncClient().get(f"http://127.0.0.1:{port}/metrics")).text
         assert 'octavo_clerk_lines_total{outcome="completed"} 1.0' in metrics

@@ -12,7 +12,7 @@ from octavo.queue.batches.keys import BATCH, FILE, BatchKeys, new_id
 from octavo.queue.calls import run_sync
 from octavo.queue.keys import Keys
 from octavo.queue.protocol import Cell, LineOfBatch
-from octavo.terms.batches import BatchUsage
+from octavo.terms.batches import BatchStatus, BatchUsage
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import JobStatus, Terminal, Usage
 from octavo.terms.models import JobRequest
@@ -27,9 +27,10 @@ LEASE_MS = 60_000
 class Bench:
     """One batch, its file and its tenant."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, is_first: bool = True) -> None:
         self.redis = redis.Redis.from_url(url)
-        self.redis.flushall()
+        if is_first:
+            self.redis.flushall()
         card = ModelCard(name="m", max_model_len=64, vocab_size=256, has_tokenizer=True, created_at=1.0)
         self.run(CELL.register_model(card))
         self.file = new_id(FILE)
@@ -99,6 +100,31 @@ class Bench:
         first = self.run(call)
         assert self.run(call) == first  # its reply may have been lost
         return str(first.state)
+
+    def bring_to_end(self, token: str) -> list[int]:
+        """An owner's work from any state to the end of the batch. The places that its parts hold then."""
+        if self.field("st") in ("completed", "cancelled", "expired", "failed"):
+            return []
+        self.run(BATCHES.begin(self.batch, token, total=TOTAL, model="m"))
+        for place in range(int(self.field("cur") or 0), TOTAL):
+            if self.field("st") == "in_progress":
+                for index in range(JOBS[place]):
+                    self.submit(token, place, index)
+                rejected = [] if JOBS[place] else [place]
+                self.run(BATCHES.advance(self.batch, token, place, place + 1, rejected))
+        for _ in range(2 * sum(JOBS) + 1):
+            self.end_one()
+        self.run(BATCHES.recheck(self.batch, token, ()))
+        self.run(BATCHES.recheck(self.batch, token, self.members(BATCH_KEYS.open_jobs(self.batch))))
+        if self.field("st") in ("in_progress", "cancelling"):
+            self.skip(token)
+            self.harvest(token)
+        parts = [place for part in self.parts() for place in places_of(part)]
+        end = BatchStatus.CANCELLED if self.field("st") == "cancelling" else BatchStatus.COMPLETED
+        self.run(BATCHES.close(self.batch, token))
+        outcome = self.run(BATCHES.finish(self.batch, token, end))
+        assert outcome == "ok", (outcome, self.field("st"))
+        return parts if self.field("total") else []
 
     def skip(self, token: str) -> str:
         cursor, number = int(self.field("cur") or 0), len(self.parts())

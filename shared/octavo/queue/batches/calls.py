@@ -243,7 +243,8 @@ class BatchCell:
         return self._call("batch_finish", _packed(asked), parse=_text)
 
     def recheck(self, batch_id: str, token: str, members: Sequence[Member]) -> Call[int]:
-        """Look at open jobs that were silent for long. How many had ended; -1: lost."""
+        """Look at open jobs that were silent for long. How many had ended; -1: lost. Without any: remove what something
+        else has put among the jobs."""
         return self._call("batch_recheck", batch_id, token, *map(str, members), parse=int)
 
     def _call(self, name: str, *args: bytes | str | int, parse: Callable[[Any], T], of: str = "") -> Call[T]:

@@ -159,7 +159,7 @@ def _parsed(one: str, fields: Sequence[str], values: Any, parse: Callable[[str, 
     row: Row = dict(zip(fields, values, strict=True))
     try:
         return parse(one, row) if row["tn"] is not None else None
-    except (AttributeError, TypeError, ValueError, OverflowError, msgspec.MsgspecError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, msgspec.MsgspecError):
         return None
 
 

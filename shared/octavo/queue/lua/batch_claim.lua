@@ -7,6 +7,7 @@
 local clerk, token, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local LOOKED_AT = 16
 local ENDED = {completed = true, failed = true, expired = true, cancelled = true}
+local OPEN = {validating = true, in_progress = true, finalizing = true, cancelling = true}
 
 local before = call('GET', key('c', token))
 if before and call('HGET', key('bt', before), 'tok') == token then
@@ -32,6 +33,7 @@ local function take(id)
     forget(id, tenant)
     return false
   end
+  if not OPEN[state] then return nil end
   call('HSET', key('bt', id), 'tok', token, 'wid', clerk)
   call('ZADD', key('btL'), NOW + lease_ms, id)
   call('SET', key('c', token), id, 'PX', lease_ms)
@@ -40,7 +42,9 @@ end
 
 for _, set in ipairs({'bts', 'btL'}) do
   for _, id in ipairs(call('ZRANGEBYSCORE', key(set), '-inf', NOW, 'LIMIT', 0, LOOKED_AT)) do
-    if take(id) then return id end
+    local taken = take(id)
+    if taken then return id end
+    if taken == nil then return redis.error_reply('DAMAGED a batch has no state') end
   end
 end
 return ''

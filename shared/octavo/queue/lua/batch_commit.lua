@@ -15,8 +15,8 @@ if known == asked.number + 1 and call('LINDEX', parts, -1) == asked.part then re
 local cursor = number_of(id, 'cur')
 if known ~= asked.number or (asked.to and cursor ~= asked.from) then return {'moved', known} end
 for _, member in ipairs(asked.members) do
-  local place = call('ZSCORE', ended, member)
-  if not place or tonumber(place) >= cursor then return {'missing', known} end
+  local place = tonumber(string.match(member, '^%d+'))
+  if not call('ZSCORE', ended, member) or not place or place >= cursor then return {'missing', known} end
 end
 
 call('RPUSH', parts, asked.part)

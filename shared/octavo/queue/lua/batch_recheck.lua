@@ -3,11 +3,19 @@
 -- not know of batches, or is damaged or gone: it becomes an ended one.
 -- KEYS    P
 -- ARGV    batch token member (of P:bto)...
+--         none: then what something else has put among the jobs is removed
 -- Reply   number of jobs that had ended, -1 if the batch is another owner's
 --- @include batch
 --- @include batch_jobs
 local id, token, found = ARGV[1], ARGV[2], 0
 if not owned_state(id, token) then return -1 end
+if #ARGV == 2 then
+  for _, kind in ipairs({'bto', 'bte'}) do
+    for _, member in ipairs(call('ZRANGE', key(kind, id), 0, -1)) do
+      if not string.find(member, '^%d%d?%d?%d?%d? %d%d?%d? %S+$') then call('ZREM', key(kind, id), member) end
+    end
+  end
+end
 for i = 3, #ARGV do
   local member = ARGV[i]
   local place, job = string.match(member, '^(%d+) %d+ (%S+)$')

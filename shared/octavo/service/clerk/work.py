@@ -121,7 +121,7 @@ class Work:
         if end is not None and batch.cursor < batch.total:
             await harvest.leave_out(batch.cursor, parts, end)
             return True
-        await self._look_after_open_jobs(batch, is_open, end)
+        await self._look_after_open_jobs(batch, is_open, end, idle=not is_open and not ended)
         if await self._harvest_when_due(harvest, batch, is_open, ended, parts, end):
             return True
         if batch.cursor < batch.total:
@@ -154,17 +154,18 @@ class Work:
         self._pace.note(self._desk.now(), done)
         return done > 0
 
-    async def _look_after_open_jobs(self, batch: BatchInfo, is_open: int, end: str | None) -> None:
+    async def _look_after_open_jobs(self, batch: BatchInfo, is_open: int, end: str | None, *, idle: bool) -> None:
         """Now and then: an older version may have ended them, or the server has lost them. Those of a batch that is
         being cancelled are cancelled."""
         pause_s = _RECHECK_S if end is None else _RECHECK_ENDING_S
         if end is not None and not self._is_ending:
             self._is_ending, pause_s = True, 0.0
-        if not is_open or monotonic() - self._rechecked_at < pause_s:
+        if idle or monotonic() - self._rechecked_at < pause_s:
             return
         client = self._desk.client
+        await client.run(client.cell.recheck(batch.id, self.token, ()))
         with client.errors():
-            members = await read_members(client.redis, client.keys.open_jobs(batch.id), is_open)
+            members = await read_members(client.redis, client.keys.open_jobs(batch.id), max(1, is_open))
         for start in range(0, len(members), 64):
             some = members[start : start + 64]
             if end == "cancelled":

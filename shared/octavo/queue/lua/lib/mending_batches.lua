@@ -4,6 +4,7 @@
 --- @include batch_jobs
 -- What can be told again of files and batches from their hashes, and of the lines of batches from their jobs.
 local ENDED_BATCH = {completed = true, failed = true, expired = true, cancelled = true}
+local OPEN_BATCH = {validating = true, in_progress = true, finalizing = true, cancelling = true}
 
 local function whole_number(value) return value and string.find(value, '^%d%d?%d?%d?%d?%d?%d?%d?%d?%d?%d?%d?%d?%d?%d?$') end
 
@@ -29,7 +30,7 @@ local function mend_batches(ids)
   for _, id in ipairs(ids) do
     local hash = key('bt', id)
     local state, tenant, input, token, created, due = unpack(call('HMGET', hash, 'st', 'tn', 'in', 'tok', 'ct', 'dl'))
-    local is_whole = state and tenant and input and whole_number(created) and whole_number(due)
+    local is_whole = (ENDED_BATCH[state] or OPEN_BATCH[state]) and tenant and input and whole_number(created) and whole_number(due)
     for _, count in ipairs(call('HMGET', hash, unpack(COUNTS))) do is_whole = is_whole and (not count or whole_number(count)) end
     if not is_whole then
       set_aside(hash)
