@@ -56,7 +56,7 @@ BUDGETS = {
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1360,
     "octavo_kernels": 3880,
-    "octavo.service": 3400,
+    "octavo.service": 3560,
     "octavo.dialects": 6460,
     "octavo.client": 1800,
     "octavo.queue": 3620,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 51_800
+MOST_LINES_IN_ALL = 51_900
 
 
 def lines_of(room: str) -> int:

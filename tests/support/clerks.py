@@ -26,7 +26,7 @@ async def working(url: str, folder: Path) -> AsyncIterator[Desk]:
     """A clerk in this event loop."""
     async with BatchClient(url) as client:
         desk = Desk(client, open_storage(str(folder)))
-        task = asyncio.create_task(Clerk(desk).run())
+        task = asyncio.create_task(Clerk(desk, 15.0).run())
         try:
             yield desk
         finally:

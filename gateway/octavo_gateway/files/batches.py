@@ -56,7 +56,7 @@ async def index(
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
-    """The tenant's batches, newest first; `after` is the last id of the previous page."""
+    """The tenant's batches, newest first; `after` is the last id of the previous page. `400` for what is none."""
     await files.storage()
     if after is not None and not is_id(BATCH, after):
         raise InvalidRequest("after must be the id of a batch", code="invalid_value", param="after")
@@ -73,7 +73,7 @@ async def show(tenant: CurrentTenant, files: Files, batch_id: str) -> dict[str, 
 
 @router.post("/{batch_id}/cancel")
 async def cancel(request: Request, tenant: CurrentTenant, files: Files, batch_id: str) -> dict[str, Any]:
-    """Ask for a batch's end: what has ended is delivered. 409 for a batch that is at its end already."""
+    """Ask for a batch's end: what has ended is delivered. `409` for a batch that is at its end already."""
     await files.storage()
     await _own(files, batch_id, tenant)
     state = await files.client.cancel(batch_id, tenant=tenant)

@@ -52,7 +52,7 @@ async def index(
     order: Literal["asc", "desc"] = "desc",
     purpose: Annotated[str | None, Query(max_length=64)] = None,
 ) -> dict[str, Any]:
-    """The tenant's files by time; `after` is the last id of the previous page."""
+    """The tenant's files by time; `after` is the last id of the previous page. `400` for what is none."""
     await files.storage()
     if after is not None and not is_id(FILE, after):
         raise InvalidRequest("after must be the id of a file", code="invalid_value", param="after")
@@ -70,14 +70,15 @@ def page(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
 
 @router.get("/{file_id}")
 async def show(tenant: CurrentTenant, files: Files, file_id: str) -> dict[str, Any]:
-    """What is known of a file."""
+    """The file, without its content."""
     await files.storage()
     return file_object(await files.own(file_id, tenant))
 
 
 @router.delete("/{file_id}")
 async def delete(tenant: CurrentTenant, files: Files, file_id: str) -> dict[str, Any]:
-    """Forget a file, and remove its bytes. The input of a batch stays until the batch has ended: 409."""
+    """Forget a file, and remove its bytes. The input of a batch stays until the batch has ended: `409`. `404` for
+    no file of the tenant."""
     storage = await files.storage()
     await files.own(file_id, tenant)
     outcome = await files.client.drop_file(file_id, tenant=tenant)

@@ -26,7 +26,8 @@ _LONGEST_NAME = 255
 
 
 class Upload:
-    """The form of one request. `pieces` gives its file; all else is known at its end."""
+    """The form of one request. `pieces` gives its file; all else is known at its end. Raises ApiError for
+    what is no form, or is declared too large."""
 
     def __init__(self, request: Request) -> None:
         self._request = request

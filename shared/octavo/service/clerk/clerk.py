@@ -19,8 +19,6 @@ from octavo.terms.errors import OctavoError
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 15.0
-_RENEWED_S = LEASE_S / 5
 _LOOK_S = 0.5
 _MOST_BATCHES = 64
 _EXPIRED_S, _UNNAMED_S = 30.0, 3600.0
@@ -28,10 +26,11 @@ _PATIENCE_S = 2.0
 
 
 class Clerk:
-    """One process's clerk."""
+    """One process's clerk. `lease_s`: so long after its last word another clerk takes its batches over."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, lease_s: float) -> None:
         self._desk = desk
+        self._lease_ms = round(lease_s * 1000)
         self._name = f"{socket.gethostname()}-{os.getpid()}"
         self._works: dict[str, Work] = {}  # by token
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -43,7 +42,7 @@ class Clerk:
         try:
             async with asyncio.TaskGroup() as group:
                 for work, pause_s in (
-                    (self._take, _LOOK_S), (self._renew, _RENEWED_S), (self._remove_expired, _EXPIRED_S),
+                    (self._take, _LOOK_S), (self._renew, self._lease_ms / 5000), (self._remove_expired, _EXPIRED_S),
                     (self._remove_unnamed, _UNNAMED_S),
                 ):  # fmt: skip
                     group.create_task(self._regularly(work, pause_s))
@@ -67,7 +66,7 @@ class Clerk:
         while len(self._works) < _MOST_BATCHES:
             await self._check_storage()
             token = new_token()
-            batch_id = await client.run(client.cell.claim(self._name, token, lease_ms=round(LEASE_S * 1000)))
+            batch_id = await client.run(client.cell.claim(self._name, token, lease_ms=self._lease_ms))
             if not batch_id:
                 return
             work = Work(self._desk, batch_id, token)
@@ -94,7 +93,7 @@ class Clerk:
         works = list(self._works.values())
         client = self._desk.client
         pairs = [(work.batch_id, work.token) for work in works]
-        now, states = await client.run(client.cell.renew(pairs, lease_ms=round(LEASE_S * 1000)))
+        now, states = await client.run(client.cell.renew(pairs, lease_ms=self._lease_ms))
         self._desk.offset_s = now - time.time()
         for work, state in zip(works, states, strict=True):
             if not state and (task := self._tasks.get(work.token)) is not None:

@@ -1,4 +1,4 @@
-"""What a clerk's work on all batches shares: connections, storage, and what it knows of the fleet."""
+"""The desk that a clerk's work on all batches shares: connections, storage, and what it knows of the fleet."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ async def _serve(settings: ClerkSettings, place: str) -> None:
         desk = Desk(client, open_storage(place), settings.limits)
         if settings.metrics_port:
             desk.metrics.serve(settings.metrics_host, settings.metrics_port)
-        task = asyncio.create_task(Clerk(desk).run())
+        task = asyncio.create_task(Clerk(desk, settings.clerk_lease).run())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)

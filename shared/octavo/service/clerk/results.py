@@ -1,4 +1,4 @@
-"""What the jobs of lines came to."""
+"""Outcomes of the jobs of lines."""
 
 from __future__ import annotations
 

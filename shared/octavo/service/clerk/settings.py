@@ -24,6 +24,12 @@ class ClerkSettings(BaseSettings):
     files: str | None = Field(
         None, repr=False, description="Where files are kept: the same as `OCTAVO_FILES` of the gateways."
     )
+    clerk_lease: float = Field(
+        15.0,
+        ge=1.0,
+        le=600.0,
+        description="Seconds of a clerk's silence after which another one takes its batches over.",
+    )
     metrics_port: int = Field(0, ge=0, le=65535, description="Port for Prometheus; 0: none.")
     metrics_host: str = Field("127.0.0.1", description="Address of that port.")
     max_queued_jobs: PositiveInt = Field(Limits.queued_jobs, description="Jobs that may wait in all.")

@@ -52,6 +52,7 @@ class FolderStorage:
         return await self._apart(path.read_bytes)
 
     async def read(self, name: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        """Raises NotStored."""
         path = self._path(name)
         try:
             descriptor = await self._apart(lambda: os.open(path, os.O_RDONLY))

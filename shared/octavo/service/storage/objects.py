@@ -50,6 +50,7 @@ class ObjectStorage:
         return data
 
     async def read(self, name: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        """Raises NotStored."""
         if end is not None and end <= start:
             return
         options: GetOptions = {}
