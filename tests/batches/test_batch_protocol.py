@@ -206,13 +206,15 @@ def test_an_owner_that_was_paused_beyond_its_lease_does_nothing_more(bench: Benc
 
 def test_a_job_of_a_batch_keeps_all_that_it_has_until_its_line_is_in_a_part(bench: Bench) -> None:
     job = bench.submit("t", 0)
-    names = [KEYS.job(job), KEYS.stream(job), KEYS.result(job), next(bench.redis.scan_iter("{c00}:i:*"))]
+    names = [KEYS.job(job), KEYS.result(job), next(bench.redis.scan_iter("{c00}:i:*"))]
     bench.end_one()
-    assert [bench.redis.ttl(name) for name in names] == [-1, -1, -1, -1]
+    assert [bench.redis.ttl(name) for name in (KEYS.stream(job), *names)] == [-1, -1, -1, -1]
+    assert bench.members(BATCH_KEYS.open_jobs(bench.batch)) == []
     assert bench.redis.zcard("{c00}:x") == 0
     bench.run(BATCHES.advance(bench.batch, "t", 0, 1, []))
     assert bench.harvest("t") == "ok"
     assert all(0 < bench.redis.ttl(name) <= 60 for name in names)
+    assert bench.redis.exists(KEYS.stream(job)) == 0  # its result has all of it
     bench.redis.zadd("{c00}:x", {f"{job} acme": 1})
     bench.run(CELL.reap())
     assert bench.redis.zcard(KEYS.jobs) == 0

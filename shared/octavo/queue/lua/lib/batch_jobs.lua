@@ -24,6 +24,7 @@ local function let_go(id)
   local tenant, idem = read(id, 'tn', 'idem')
   if not tenant then return end
   call('HDEL', key('j', id), 'bt')
+  if call('EXISTS', key('r', id)) == 1 then call('DEL', key('t', id)) end  -- a stream takes 4 KB, and the result has it all
   for _, kind in ipairs({'j', 't', 'r'}) do call('EXPIRE', key(kind, id), HARVESTED_S) end
   if idem then call('EXPIRE', key('i', tenant, idem), HARVESTED_S) end
   call('ZADD', key('x'), NOW + HARVESTED_S * 1000, id .. ' ' .. tenant)
