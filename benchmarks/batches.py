@@ -2,8 +2,8 @@
 
     python benchmarks/batches.py [--lines 50000] [--workers 2] [--out FILE]
 
-Lines of 868 bytes, answers of 32 tokens in one piece. Tells the seconds until the batch is `in_progress` and until it has
-completed, lines a second in between, the most memory of the clerk, and of the server above what it had idle.
+Lines of 868 bytes, answers of 32 tokens in one piece. Tells the seconds until the batch is `in_progress` and until it
+has completed, lines a second in between, the most memory of the clerk, and of the server above what it had idle.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from octavo.dialects.openai.batch.envelope import open_envelope
 from octavo.dialects.openai.batch.requests import LineRequest, line_request
+from octavo.queue.batches.calls import Reply
 from octavo.queue.calls import Call, run_many
 from octavo.queue.protocol import Enqueued, Fenced, LineOfBatch
 from octavo.service.clerk.desk import Desk, Lost
@@ -57,17 +58,24 @@ class Submission:
         while room > 0 and cursor < self._batch.total:
             group = self._source.group(cursor, self._batch.total)
             calls, rejected = await self._calls(group, priority)
-            await self._enqueue(calls)
-            reply = await self._desk.client.run(
-                self._desk.client.cell.advance(self._batch.id, self._token, group.start, group.stop, rejected)
-            )
-            if reply.state == "fenced":
-                raise Lost
-            if reply.state != "ok":  # it is being cancelled, or the server has forgotten where it was
+            try:
+                await self._enqueue(calls)
+            except Fenced:
+                return (await self._advance(cursor, cursor, ())).at
+            reply = await self._advance(group.start, group.stop, rejected)
+            if reply.state != "ok":
                 return reply.at
             cursor = reply.at
             room -= len(calls) + len(rejected)
         return cursor
+
+    async def _advance(self, start: int, end: int, rejected: Sequence[int]) -> Reply:
+        """Not ok: the batch is being cancelled, or the server has forgotten where it was. Raises Lost."""
+        cell = self._desk.client.cell
+        reply = await self._desk.client.run(cell.advance(self._batch.id, self._token, start, end, rejected))
+        if reply.state == "fenced":
+            raise Lost
+        return reply
 
     async def _calls(self, group: range, priority: Priority) -> tuple[list[Call[Enqueued]], list[int]]:
         texts = await self._source.lines(group)
@@ -107,13 +115,11 @@ class Submission:
         )
 
     async def _enqueue(self, calls: Sequence[Call[Enqueued]]) -> None:
-        """All of them. Raises Lost, and the first other error: then all are sent again."""
+        """All of them. Raises Fenced, and the first other error: then all are sent again."""
         for start in range(0, len(calls), 64):
             with self._desk.client.errors():
                 outcomes = await run_many(self._desk.client.redis, calls[start : start + 64])
             for outcome in outcomes:
-                if isinstance(outcome, Fenced):
-                    raise Lost
                 if isinstance(outcome, Exception):
                     with self._desk.client.errors():
                         raise outcome
