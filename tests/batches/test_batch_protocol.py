@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 from tiers import is_full
 
-from octavo.queue.batches.calls import Commit, NewFile, Part
+from octavo.queue.batches.calls import Commit, NewFile, Part, Skipped
 from octavo.queue.batches.keys import FILE, new_id
 from octavo.queue.protocol import Fenced
 from octavo.terms.batches import BatchStatus
@@ -31,21 +31,34 @@ class Histories(RuleBasedStateMachine):
 
     url = ""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(begun=st.sampled_from([True, True, True, False]))
+    def begin(self, begun: bool) -> None:
         self.bench = Bench(self.url)
         self.tokens = ["", ""]
         self.cursors = [0, 0]  # where each owner believes the batch to be
         self.kept: list[tuple[bytes, bytes, int]] = []
         self.finished: list[int] = []
+        if begun:
+            self.claim(0, lapsed=False)
+            self.validate(0)
 
     @property
     def state(self) -> str:
         return self.bench.field("st")
 
-    who = st.integers(0, 1)
+    def named(self, owner: int) -> int:
+        """The owner that a rule means: mostly the one that has the batch."""
+        token = self.bench.field("tok")
+        current = self.tokens.index(token) if token in self.tokens else 0
+        return current if owner else 1 - current
 
-    @rule(owner=who, lapsed=st.booleans())
+    who = st.integers(0, 4)
+
+    @rule(owner=who, lapsed=st.booleans(), wanted=st.booleans())
+    def try_to_claim(self, owner: int, lapsed: bool, wanted: bool) -> None:
+        if wanted:
+            self.claim(self.named(owner), lapsed)
+
     def claim(self, owner: int, lapsed: bool) -> None:
         if lapsed:
             self.bench.lapse()
@@ -58,6 +71,9 @@ class Histories(RuleBasedStateMachine):
             self.cursors[owner] = int(self.bench.field("cur") or 0)
 
     @rule(owner=who)
+    def try_to_validate(self, owner: int) -> None:
+        self.validate(self.named(owner))
+
     def validate(self, owner: int) -> None:
         if self.bench.run(BATCHES.begin(self.bench.batch, self.tokens[owner], total=TOTAL, model="m")) == "in_progress":
             assert self.bench.field("tok") == self.tokens[owner]
@@ -65,6 +81,7 @@ class Histories(RuleBasedStateMachine):
     @rule(owner=who, count=st.integers(1, 3), told=st.booleans())
     def submit(self, owner: int, count: int, told: bool) -> None:
         """A paused owner goes on from where it believed to be. `told`: it lives to move the cursor."""
+        owner = self.named(owner)
         start = self.cursors[owner]
         end = min(start + count, TOTAL)
         is_owner = self.bench.field("tok") == self.tokens[owner] != ""
@@ -88,25 +105,29 @@ class Histories(RuleBasedStateMachine):
 
     @rule(owner=who)
     def recheck(self, owner: int) -> None:
+        owner = self.named(owner)
         members = self.bench.members(BATCH_KEYS.open_jobs(self.bench.batch))
         self.bench.run(BATCHES.recheck(self.bench.batch, self.tokens[owner], members))
 
     @rule(owner=who, limit=st.integers(1, 3))
     def harvest(self, owner: int, limit: int) -> None:
+        owner = self.named(owner)
         state = self.bench.harvest(self.tokens[owner], limit)
         assert state in ("ok", "nothing") or self.bench.field("tok") != self.tokens[owner]
 
-    @rule(owner=who)
-    def leave_out_the_rest(self, owner: int) -> None:
-        self.bench.skip(self.tokens[owner])
+    @rule(owner=who, wanted=st.integers(0, 4))
+    def leave_out_the_rest(self, owner: int, wanted: int) -> None:
+        if not wanted:
+            self.bench.skip(self.tokens[self.named(owner)])
 
-    @rule(times=st.integers(1, 2))
+    @rule(times=st.sampled_from([0, 0, 0, 0, 1, 2]))
     def cancel(self, times: int) -> None:
         for _ in range(times):
             self.bench.run(BATCHES.cancel(self.bench.batch, tenant="acme"))
 
     @rule(owner=who, state=st.sampled_from(["completed", "expired", "cancelled", "failed"]))
     def finish(self, owner: int, state: str) -> None:
+        owner = self.named(owner)
         self.bench.run(BATCHES.close(self.bench.batch, self.tokens[owner]))
         parts = [place for part in self.bench.parts() for place in places_of(part)]
         out = NewFile(new_id(FILE), "acme", "out", "batch_output", 10, "00")
@@ -226,6 +247,20 @@ def test_only_lines_before_the_cursor_are_harvested(bench: Bench) -> None:
     (member,) = bench.members(BATCH_KEYS.ended_jobs(bench.batch))
     commit = Commit(Part("0-0", 1, 1), 0, [member], completed=1)
     assert bench.run(BATCHES.commit(bench.batch, "t", commit)).state == "missing"
+
+
+def test_lines_that_are_left_out_are_not_those_that_were_submitted(bench: Bench) -> None:
+    """An owner submitted a group, and the batch was cancelled before the cursor could move."""
+    whole, half = bench.submit("t", 0), bench.submit("t", 1)
+    bench.run(BATCHES.cancel(bench.batch))
+    naive = Commit(Part("0-0.1.2.3.4.5.6", 0, 1), 0, [], skipped=Skipped(0, TOTAL))
+    assert bench.run(BATCHES.commit(bench.batch, "t", naive)).state == "moved"
+    assert bench.skip("t") == "ok"
+    assert [places_of(part) for part in bench.parts()] == [[1, 2, 3, 4, 5, 6]]
+    assert [member.job_id for member in bench.members(BATCH_KEYS.open_jobs(bench.batch))] == [whole]
+    assert bench.redis.hget(KEYS.job(half), "bt") is None
+    assert bench.redis.ttl(KEYS.job(half)) == -1  # it has not ended
+    assert sorted(bench.bring_to_end("t")) == list(range(TOTAL))
 
 
 def test_a_job_that_an_older_version_ended_is_kept_once_it_is_found(bench: Bench) -> None:

@@ -174,6 +174,12 @@ async def test_no_more_jobs_are_in_the_queue_than_the_window(ai, redis_url, redi
         assert 256 <= redis_sync.zcard(f"{{c00}}:bto:{made.id}") <= 256 + 64
         async with AsyncClient(redis_url) as client:
             assert await client.jobs() == []
+            found = await client.jobs(tenant="acme", of_batches=True, limit=300)
+            assert {info.id for info in found} == {
+                member.decode().rpartition(" ")[2] for member in redis_sync.zrange(f"{{c00}}:bto:{made.id}", -300, -1)
+            }
+            older = await client.jobs(tenant="acme", of_batches=True, limit=1, after=found[0].id)
+            assert older == found[1:2]
         worker.go.set()
         batch = await reach(ai, made.id, "completed")
     assert batch.request_counts.completed == 600

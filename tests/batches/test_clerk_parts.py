@@ -11,13 +11,15 @@ from batch_bench import BATCHES, CELL, KEYS, LEASE_MS, Bench
 from clerks import encoded, line
 
 from octavo.client.batches import BatchClient
+from octavo.dialects.openai.batch.requests import line_request
 from octavo.queue import wire
 from octavo.queue.protocol import Append
 from octavo.service.clerk.desk import Desk, Lost, window_for
+from octavo.service.clerk.harvest import _undone
 from octavo.service.clerk.input_file import GROUP_LINES, InputFile
 from octavo.service.clerk.pace import Pace
-from octavo.service.clerk.results import read_outcomes
-from octavo.service.clerk.submission import Submission
+from octavo.service.clerk.results import Outcome, read_outcomes
+from octavo.service.clerk.submission import Line, Submission
 from octavo.service.storage import open_storage
 from octavo.service.storage.interface import in_pieces
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
@@ -127,3 +129,24 @@ async def test_a_result_is_read_wherever_it_is(submission: Any, desk: Desk, kept
         assert outcome.completed is not None
         assert "".join(piece.text for piece in outcome.completed.chunks) == "ab"
         assert outcome.completed.end.usage == Usage(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "batch_is", "expected"),
+    [
+        ({}, JobStatus.EXPIRED, None, "expired"),  # the server's clock was ahead of the clerk's
+        ({"timeout_s": 1.0}, JobStatus.EXPIRED, None, None),
+        ({"queue_timeout_s": 1.0}, JobStatus.EXPIRED, None, None),
+        ({"timeout_s": 1.0}, JobStatus.EXPIRED, "expired", "expired"),
+        ({}, JobStatus.CANCELLED, None, None),  # by its tenant, as a single job
+        ({}, JobStatus.CANCELLED, "cancelled", "cancelled"),
+        ({}, JobStatus.FAILED, "cancelled", None),
+        ({}, JobStatus.CANCELLED, "expired", None),
+    ],
+)
+def test_a_line_is_undone_where_the_batch_is_why(
+    fields: dict[str, Any], status: JobStatus, batch_is: str | None, expected: str | None
+) -> None:
+    body = {"model": "m", "prompt": "x", **fields}
+    asked = Line("a", line_request("/v1/completions", body, {}))
+    assert _undone(asked, [Outcome(status=JobStatus.COMPLETED), Outcome(status=status)], batch_is) == expected

@@ -37,6 +37,7 @@ def ls(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
     after: Annotated[str | None, typer.Option(help="Continue behind this job id.")] = None,
+    of_batches: Annotated[bool, typer.Option("--of-batches", help="Jobs of batches, which are left out else.")] = False,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,7 +45,7 @@ def ls(
 
     async def listed() -> list[JobInfo]:
         async with AsyncClient(redis_url) as client:
-            return await client.jobs(status=status, tenant=tenant, limit=limit, after=after)
+            return await client.jobs(status=status, tenant=tenant, limit=limit, after=after, of_batches=of_batches)
 
     found = asyncio.run(listed())
     if as_json:

@@ -19,6 +19,7 @@ from octavo.queue.chats import read_chat, store_chat
 from octavo.queue.connection import answered, connect, connect_listener, default_url, errors_of
 from octavo.queue.fleet import known_models, live_workers, queue_depths
 from octavo.queue.jobs import (
+    Listed,
     info_query,
     list_dead_letters,
     list_jobs,
@@ -272,17 +273,11 @@ class AsyncClient:
         """Take back what came with a job and what it generated; `cancel` one that has not ended. Raises JobNotFound."""
         return (await self.cancel_own(job_id, tenant="", erase=True))[0]
 
-    async def jobs(
-        self,
-        *,
-        status: JobStatus | None = None,
-        tenant: str | None = None,
-        limit: int = 100,
-        after: str | None = None,
-    ) -> list[JobInfo]:
-        """Jobs, newest first; `after` is the last id of the previous page."""
+    async def jobs(self, **asked: Unpack[Listed]) -> list[JobInfo]:
+        """Jobs, newest first, as many as `limit` (100), of one `status` or `tenant`; `after` is the last id of the
+        previous page. Those of batches are left out, or with `of_batches` all others."""
         async with self._asking():
-            return await list_jobs(self._redis, self._keys, status=status, tenant=tenant, limit=limit, after=after)
+            return await list_jobs(self._redis, self._keys, **asked)
 
     async def note_chat(self, chat_id: str, job_id: str, *, tenant: str) -> None:
         """Make a job the one that `chat_job` gives, for as long as its result is kept."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import redis.asyncio
 
@@ -26,6 +26,16 @@ _PACKED = (JobHash.ERROR, JobHash.METADATA, JobHash.USAGE, JobHash.PROGRESS)
 _FIELDS = (*_ALWAYS, JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.WORKER, *_PACKED)
 _PAGE = 200
 _BEHIND_ALL = "h"  # ids begin with g
+
+
+class Listed(TypedDict, total=False):
+    """The jobs of a list: see `list_jobs`."""
+
+    status: JobStatus | None
+    tenant: str | None
+    limit: int
+    after: str | None
+    of_batches: bool
 
 
 @dataclass(frozen=True)

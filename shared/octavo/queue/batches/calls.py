@@ -107,6 +107,18 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """Places from the cursor on that are never submitted. An owner may have submitted jobs there without moving the
+    cursor: `kept` is the number of those whose lines count as submitted from now on, `dropped` are those of lines that
+    are in the part."""
+
+    start: int
+    end: int
+    kept: int = 0
+    dropped: Sequence[Member] = ()
+
+
+@dataclass(frozen=True)
 class Commit:
     """A part and what it stands for: members whose lines are in it, and lines from the cursor on that are left out."""
 
@@ -116,7 +128,7 @@ class Commit:
     completed: int = 0
     failed: int = 0
     usage: BatchUsage = field(default_factory=BatchUsage)
-    skipped: tuple[int, int] | None = None
+    skipped: Skipped | None = None
 
 
 class Reply(NamedTuple):
@@ -212,7 +224,9 @@ class BatchCell:
             "usage": [usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens],
         }
         if commit.skipped is not None:
-            asked["from"], asked["to"] = commit.skipped
+            left_out = commit.skipped
+            asked |= {"from": left_out.start, "to": left_out.end, "kept": left_out.kept}
+            asked["dropped"] = [str(member) for member in left_out.dropped]
         return self._call("batch_commit", _packed(asked), parse=_reply)
 
     def close(self, batch_id: str, token: str) -> Call[str]:

@@ -88,6 +88,16 @@ async def read_members(connection: redis.asyncio.Redis, name: str, count: int) -
     return [member for text in found if (member := Member.of(text)) is not None]
 
 
+async def read_beyond(connection: redis.asyncio.Redis, keys: BatchKeys, batch_id: str, place: int) -> list[Member]:
+    """Jobs of a batch, open or ended, from a place on."""
+    pipeline = connection.pipeline(transaction=False)
+    for name in (keys.open_jobs(batch_id), keys.ended_jobs(batch_id)):
+        pipeline.zrangebyscore(name, place, "+inf")
+    async with answered():
+        found = await pipeline.execute()
+    return [member for texts in found for text in texts if (member := Member.of(text)) is not None]
+
+
 async def read_parts(connection: redis.asyncio.Redis, keys: BatchKeys, batch_id: str) -> list[Part]:
     """The parts that count. Raises ValueError for what is none."""
     async with answered():

@@ -18,7 +18,7 @@ end
 -- A batch whose time to be known is over, or which something else has removed.
 local function forget(id, tenant)
   for _, kind in ipairs({'bto', 'bte'}) do
-    for _, member in ipairs(call('ZRANGE', key(kind, id), 0, -1)) do let_go(string.match(member, '%S*$')) end
+    for _, member in ipairs(call('ZRANGE', key(kind, id), 0, -1)) do leave_batch(string.match(member, '%S*$')) end
     call('DEL', key(kind, id))
   end
   call('DEL', key('bt', id), key('btp', id))

@@ -3,7 +3,9 @@
 -- also hold the lines from the cursor up to a place, which will never be submitted.
 -- KEYS    P
 -- ARGV    msgpack of a map: id token part (its record) number (of parts before it) members (of P:bte) completed failed
---         usage (input, cached, output, reasoning tokens); from and to where lines are left out
+--         usage (input, cached, output, reasoning tokens); where lines are left out from and to, and of the jobs in
+--         between, which an owner has submitted without moving the cursor: kept (number of those whose line is not in the
+--         part and counts as submitted from now on) and dropped (members whose line is in the part)
 -- Reply   {ok | fenced | moved | missing, parts that count}
 --- @include batch
 --- @include batch_jobs
@@ -14,6 +16,11 @@ if not owned_state(id, asked.token) then return {'fenced', known} end
 if known == asked.number + 1 and call('LINDEX', parts, -1) == asked.part then return {'ok', known} end
 local cursor = number_of(id, 'cur')
 if known ~= asked.number or (asked.to and cursor ~= asked.from) then return {'moved', known} end
+if asked.to then
+  local jobs = 0
+  for _, kind in ipairs({'bto', 'bte'}) do jobs = jobs + call('ZCOUNT', key(kind, id), asked.from, '(' .. asked.to) end
+  if jobs ~= asked.kept + #asked.dropped then return {'moved', known} end
+end
 for _, member in ipairs(asked.members) do
   local place = tonumber(string.match(member, '^%d+'))
   if not call('ZSCORE', ended, member) or not place or place >= cursor then return {'missing', known} end
@@ -23,6 +30,11 @@ call('RPUSH', parts, asked.part)
 for _, member in ipairs(asked.members) do
   call('ZREM', ended, member)
   let_go(string.match(member, '%S*$'))
+end
+for _, member in ipairs(asked.dropped or {}) do
+  call('ZREM', key('bto', id), member)
+  call('ZREM', ended, member)
+  leave_batch(string.match(member, '%S*$'))
 end
 local hash = key('bt', id)
 if asked.to then call('HSET', hash, 'cur', asked.to) end

@@ -3,7 +3,7 @@
 -- not know of batches, or is damaged or gone: it becomes an ended one.
 -- KEYS    P
 -- ARGV    batch token member (of P:bto)...
---         none: then what something else has put among the jobs is removed
+--         none: then what something else has put among the jobs is removed, and what it has moved is put back
 -- Reply   number of jobs that had ended, -1 if the batch is another owner's
 --- @include batch
 --- @include batch_jobs
@@ -12,7 +12,8 @@ if not owned_state(id, token) then return -1 end
 if #ARGV == 2 then
   for _, kind in ipairs({'bto', 'bte'}) do
     for _, member in ipairs(call('ZRANGE', key(kind, id), 0, -1)) do
-      if not string.find(member, '^%d%d?%d?%d?%d? %d%d?%d? %S+$') then call('ZREM', key(kind, id), member) end
+      local place = string.match(member, '^(%d%d?%d?%d?%d?) %d%d?%d? %S+$')
+      if place then call('ZADD', key(kind, id), place, member) else call('ZREM', key(kind, id), member) end
     end
   end
 end

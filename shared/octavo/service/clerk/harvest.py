@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from octavo.dialects.openai.batch.answers import ID_PREFIX, encode, rejected, succeeded, undone
 from octavo.dialects.openai.batch.envelope import open_envelope
-from octavo.queue.batches.calls import Commit, Member, Part
-from octavo.queue.batches.reading import read_members
+from octavo.queue.batches.calls import Commit, Member, Part, Skipped
+from octavo.queue.batches.reading import read_beyond, read_members
+from octavo.queue.calls import run_many
 from octavo.service.clerk.desk import MOST_WINDOW, Desk, Lost
 from octavo.service.clerk.input_file import InputFile
 from octavo.service.clerk.results import AT_ONCE, Outcome, read_outcomes
@@ -77,19 +78,41 @@ class Harvest:
             await self._commit(draft, parts, None)
         return done
 
-    async def leave_out(self, cursor: int, parts: int, state: str) -> int:
-        """Put the next lines from the cursor on into a part as never executed. The cursor now. Raises Lost."""
+    async def leave_out(self, cursor: int, parts: int, state: str) -> None:
+        """Put the next lines from the cursor on into a part as never executed, but for those that an owner submitted
+        without moving the cursor. Raises Lost."""
         end = min(cursor + _SKIPPED_AT_ONCE, self._batch.total)
-        draft = _Draft()
-        place = cursor
+        submitted = await self._submitted(cursor, end)
+        draft, kept, dropped, place = _Draft(), 0, list[Member](), cursor
         while place < end:
             group = self._source.group(place, end)
             texts = await self._source.lines(group)
             for one in group:
+                members = submitted.get(one, [])
+                if members and len(members) == await self._jobs_at(texts[one]):
+                    kept += len(members)
+                    continue
                 draft.add(undone(self._line_id(one), open_envelope(texts[one]).custom_id, state))
+                dropped += members
             place = group.stop
-        await self._commit(draft, parts, (cursor, end))
-        return end
+        with self._desk.client.errors():
+            await run_many(self._desk.client.redis, [self._desk.cell.cancel(member.job_id) for member in dropped])
+        await self._commit(draft, parts, Skipped(cursor, end, kept, dropped))
+
+    async def _submitted(self, start: int, end: int) -> dict[int, list[Member]]:
+        """Jobs at places beyond the cursor."""
+        client = self._desk.client
+        with client.errors():
+            members = await read_beyond(client.redis, client.keys, self._batch.id, start)
+        by_place: dict[int, list[Member]] = {}
+        for member in members:
+            if member.place < end:
+                by_place.setdefault(member.place, []).append(member)
+        return by_place
+
+    async def _jobs_at(self, text: bytes) -> int:
+        line = await read_line(self._desk, self._batch, text)
+        return len(line.request.jobs) if line.request is not None else 0
 
     async def _ended(self, cursor: int) -> dict[int, list[Member]]:
         """Jobs that have ended, of lines before the cursor that may be complete, in order."""
@@ -134,7 +157,7 @@ class Harvest:
             draft.add(succeeded(line_id, line.custom_id, job_id, body), to_out=True)
             draft.usage += usage
             draft.completed += 1
-        elif state := _undone(ended, undone_as):
+        elif state := _undone(line, ended, undone_as):
             draft.add(undone(line_id, line.custom_id, state))
         else:
             request_id = line_id if job_id == _NO_JOB else job_id
@@ -150,7 +173,7 @@ class Harvest:
             return too_large(self._desk, self._batch, line.request) or other
         return next((outcome.error for outcome in ended if outcome.error is not None), None)
 
-    async def _commit(self, draft: _Draft, parts: int, skipped: tuple[int, int] | None) -> None:
+    async def _commit(self, draft: _Draft, parts: int, skipped: Skipped | None) -> None:
         """Store the part, then name it. Raises Lost."""
         part = Part(f"{parts:06d}-{secrets.token_hex(8)}", sum(map(len, draft.out)), sum(map(len, draft.err)))
         for name, lines in zip(part_names(self._batch.id, part.name), (draft.out, draft.err), strict=True):
@@ -172,12 +195,17 @@ class Harvest:
         return f"{ID_PREFIX}{self._batch.id.removeprefix('batch_').lower()}_{place}"
 
 
-def _undone(ended: Sequence[Outcome], undone_as: str | None) -> str | None:
-    """The state of the batch that left a line undone, where that is why it has no answer."""
-    ends = {"cancelled": JobStatus.CANCELLED, "expired": JobStatus.EXPIRED}
-    if undone_as is not None and any(outcome.status is ends[undone_as] for outcome in ended):
-        return undone_as
-    return None
+def _undone(line: Line, ended: Sequence[Outcome], undone_as: str | None) -> str | None:
+    """The state of the batch that left a line undone, where that is why it has no answer. The batch's deadline is its
+    jobs', by the server's clock, which may be some milliseconds ahead."""
+    statuses = {outcome.status for outcome in ended}
+    if undone_as == "cancelled" and JobStatus.CANCELLED in statuses:
+        return "cancelled"
+    if JobStatus.EXPIRED not in statuses:
+        return None
+    jobs = line.request.jobs if line.request is not None else ()
+    has_own_limit = any(job.timeout_s is not None or job.queue_timeout_s is not None for job in jobs)
+    return None if has_own_limit and undone_as != "expired" else "expired"
 
 
 def end_of(batch: BatchInfo, now: float) -> str | None:

@@ -19,7 +19,7 @@ end
 
 local HARVESTED_S = 60
 
--- Its line is in a part, or nothing waits for it any more.
+-- An ended job's line is in a part, or nothing waits for it any more.
 local function let_go(id)
   local tenant, idem = read(id, 'tn', 'idem')
   if not tenant then return end
@@ -28,4 +28,10 @@ local function let_go(id)
   for _, kind in ipairs({'j', 't', 'r'}) do call('EXPIRE', key(kind, id), HARVESTED_S) end
   if idem then call('EXPIRE', key('i', tenant, idem), HARVESTED_S) end
   call('ZADD', key('x'), NOW + HARVESTED_S * 1000, id .. ' ' .. tenant)
+end
+
+-- Its batch goes on without it, or is gone. One that has not ended ends as any other job.
+local function leave_batch(id)
+  local state = read(id, 'st')
+  if state == 'queued' or state == 'running' then call('HDEL', key('j', id), 'bt') else let_go(id) end
 end
