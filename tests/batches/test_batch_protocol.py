@@ -241,6 +241,15 @@ def test_a_job_of_a_batch_keeps_all_that_it_has_until_its_line_is_in_a_part(benc
     assert bench.redis.zcard(KEYS.jobs) == 0
 
 
+def test_the_cursor_moves_from_where_it_is_alone(bench: Bench) -> None:
+    """As an owner would try that has not heard of what the server forgot."""
+    assert bench.run(BATCHES.advance(bench.batch, "t", 3, 5, [4])) == ("moved", 0)
+    assert bench.members(BATCH_KEYS.ended_jobs(bench.batch)) == []
+    for _ in range(2):
+        assert bench.run(BATCHES.advance(bench.batch, "t", 0, 3, [2])) == ("ok", 3)
+    assert [member.place for member in bench.members(BATCH_KEYS.ended_jobs(bench.batch))] == [2]
+
+
 def test_only_lines_before_the_cursor_are_harvested(bench: Bench) -> None:
     bench.submit("t", 0)
     bench.end_one()
@@ -260,6 +269,7 @@ def test_lines_that_are_left_out_are_not_those_that_were_submitted(bench: Bench)
     assert [member.job_id for member in bench.members(BATCH_KEYS.open_jobs(bench.batch))] == [whole]
     assert bench.redis.hget(KEYS.job(half), "bt") is None
     assert bench.redis.ttl(KEYS.job(half)) == -1  # it has not ended
+    assert bench.run(BATCHES.finish(bench.batch, "t", BatchStatus.CANCELLED)) == "open"
     assert sorted(bench.bring_to_end("t")) == list(range(TOTAL))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from batch_bench import BATCHES, CELL, KEYS, LEASE_MS, Bench
 from clerks import encoded, line
+from waiting import STALL_S
 
 from octavo.client.batches import BatchClient
 from octavo.dialects.openai.batch.requests import line_request
@@ -20,8 +22,9 @@ from octavo.service.clerk.input_file import GROUP_LINES, InputFile
 from octavo.service.clerk.pace import Pace
 from octavo.service.clerk.results import Outcome, read_outcomes
 from octavo.service.clerk.submission import Line, Submission
+from octavo.service.clerk.work import Work
 from octavo.service.storage import open_storage
-from octavo.service.storage.interface import in_pieces
+from octavo.service.storage.interface import in_pieces, whole
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 from octavo.terms.stats import WorkerStats
 from octavo.terms.workers import WorkerInfo
@@ -150,3 +153,19 @@ def test_a_line_is_undone_where_the_batch_is_why(
     body = {"model": "m", "prompt": "x", **fields}
     asked = Line("a", line_request("/v1/completions", body, {}))
     assert _undone(asked, [Outcome(status=JobStatus.COMPLETED), Outcome(status=status)], batch_is) == expected
+
+
+async def test_members_that_something_else_moved_are_put_back_and_the_batch_ends(
+    submission: Any, desk: Desk, redis_url: str
+) -> None:
+    bench, own, _ = submission
+    await own.submit(0, 100, "batch")
+    for _ in range(7):
+        bench.end_one()
+    ended = f"{{c00}}:bte:{bench.batch}"
+    member = bench.redis.zrange(ended, 0, 0)[0]
+    bench.redis.zadd(ended, {member: 1e12, b"somebody else's": 3})
+    await desk.storage.put(f"files/{bench.file}", in_pieces(await whole(desk.storage.read("files/a"))))
+    async with asyncio.timeout(STALL_S):
+        await Work(desk, bench.batch, "t").run()
+    assert (bench.field("st"), bench.field("done")) == ("completed", "7")

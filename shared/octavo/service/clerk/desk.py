@@ -14,7 +14,7 @@ from octavo.queue.keys import Keys
 from octavo.queue.protocol import Cell
 from octavo.service.clerk.metrics import ClerkMetrics
 from octavo.service.storage.interface import Storage
-from octavo.terms.errors import Busy
+from octavo.terms.errors import Busy, OctavoError
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.workers import WorkerInfo
 
@@ -29,6 +29,13 @@ _FLEET_S = 2.0
 
 class Lost(Exception):
     """The batch is another owner's by now: nothing of it may be touched any more."""
+
+
+class Moved(OctavoError):
+    """What the server holds of the batch is not what this owner has read: it has forgotten some, or something else has
+    changed it."""
+
+    code = "batch_moved"
 
 
 @dataclass

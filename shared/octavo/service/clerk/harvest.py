@@ -11,7 +11,7 @@ from octavo.dialects.openai.batch.envelope import open_envelope
 from octavo.queue.batches.calls import Commit, Member, Part, Skipped
 from octavo.queue.batches.reading import read_beyond, read_members
 from octavo.queue.calls import run_many
-from octavo.service.clerk.desk import MOST_WINDOW, Desk, Lost
+from octavo.service.clerk.desk import MOST_WINDOW, Desk, Lost, Moved
 from octavo.service.clerk.input_file import InputFile
 from octavo.service.clerk.results import AT_ONCE, Outcome, read_outcomes
 from octavo.service.clerk.submission import Line, Submission, read_line, too_large
@@ -62,7 +62,7 @@ class Harvest:
 
     async def harvest(self, cursor: int, parts: int, undone_as: str | None) -> int:
         """Put what has ended into one part. How many lines it has. `undone_as`: the state of the batch that leaves jobs
-        undone, if it is to end. Raises Lost."""
+        undone, if it is to end. Raises Lost, Moved."""
         ended = await self._ended(cursor)
         places, draft, done = list(ended), _Draft(), 0
         for start in range(0, len(places), AT_ONCE):
@@ -80,7 +80,7 @@ class Harvest:
 
     async def leave_out(self, cursor: int, parts: int, state: str) -> None:
         """Put the next lines from the cursor on into a part as never executed, but for those that an owner submitted
-        without moving the cursor. Raises Lost."""
+        without moving the cursor. Raises Lost, Moved."""
         end = min(cursor + _SKIPPED_AT_ONCE, self._batch.total)
         submitted = await self._submitted(cursor, end)
         draft, kept, dropped, place = _Draft(), 0, list[Member](), cursor
@@ -174,7 +174,7 @@ class Harvest:
         return next((outcome.error for outcome in ended if outcome.error is not None), None)
 
     async def _commit(self, draft: _Draft, parts: int, skipped: Skipped | None) -> None:
-        """Store the part, then name it. Raises Lost."""
+        """Store the part, then name it. Raises Lost, Moved."""
         part = Part(f"{parts:06d}-{secrets.token_hex(8)}", sum(map(len, draft.out)), sum(map(len, draft.err)))
         for name, lines in zip(part_names(self._batch.id, part.name), (draft.out, draft.err), strict=True):
             if lines:
@@ -183,8 +183,8 @@ class Harvest:
         reply = await self._desk.client.run(self._desk.client.cell.commit(self._batch.id, self._token, commit))
         if reply.state == "fenced":
             raise Lost
-        if reply.state != "ok":  # the server has forgotten some of it: what is true now is read again
-            return
+        if reply.state != "ok":
+            raise Moved(f"a part was not taken ({reply.state}): what the server holds is read again")
         metrics = self._desk.metrics
         metrics.parts.inc()
         metrics.lines.labels("completed").inc(draft.completed)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from time import monotonic
 
 from octavo.queue.batches.reading import read_load, read_members
 from octavo.queue.calls import run_many
-from octavo.service.clerk.desk import Desk, Lost
+from octavo.service.clerk.desk import Desk, Lost, Moved
 from octavo.service.clerk.finishing import finish
 from octavo.service.clerk.harvest import Harvest, end_of
 from octavo.service.clerk.input_file import InputFile
@@ -28,7 +29,7 @@ _RECHECK_ENDING_S = 2.0  # of a batch whose jobs are to end
 _HARVEST_S = (1.0, 60.0)  # between two parts, the longer the batch takes
 _PARTS_WANTED = 500
 _PATIENCE_S = 2.0  # before what was refused is tried again
-_PROBLEMS = (ServerUnavailable, StorageUnavailable, QueueFull, NotStored)
+_PROBLEMS = (ServerUnavailable, StorageUnavailable, QueueFull, NotStored, Moved)
 
 
 class Work:
@@ -62,6 +63,8 @@ class Work:
                 return
             except _PROBLEMS as problem:
                 self._say(problem)
+                if isinstance(problem, Moved):
+                    self._rechecked_at = -math.inf
                 await asyncio.sleep(_PATIENCE_S)
 
     def _say(self, problem: OctavoError) -> None:
@@ -118,10 +121,10 @@ class Work:
         with client.errors():
             is_open, ended, parts = await read_load(client.redis, client.keys, batch.id)
         end = end_of(batch, desk.now())
+        await self._look_after_open_jobs(batch, is_open, end, idle=not is_open and not ended)
         if end is not None and batch.cursor < batch.total:
             await harvest.leave_out(batch.cursor, parts, end)
             return True
-        await self._look_after_open_jobs(batch, is_open, end, idle=not is_open and not ended)
         if await self._harvest_when_due(harvest, batch, is_open, ended, parts, end):
             return True
         if batch.cursor < batch.total:
