@@ -44,10 +44,10 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 1900,
+    "octavo.cli": 1710,
     "octavo_worker.bench": 1860,
     "octavo_worker.assembly": 1440,
-    "octavo_gateway": 4900,
+    "octavo_gateway": 4620,
     "octavo_worker.agent": 4620,
     "octavo_worker.engine": 6130,
     "octavo_worker.memory": 860,
@@ -56,11 +56,11 @@ BUDGETS = {
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1360,
     "octavo_kernels": 3880,
-    "octavo.service": 3560,
+    "octavo.service": 3570,
     "octavo.dialects": 6460,
-    "octavo.client": 1800,
-    "octavo.queue": 3620,
-    "octavo.terms": 1680,
+    "octavo.client": 1700,
+    "octavo.queue": 3520,
+    "octavo.terms": 1590,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""

@@ -32,7 +32,7 @@ class Lost(Exception):
 
 
 class Moved(OctavoError):
-    """What the server holds of the batch is not what this owner has read: it has forgotten some, or something else has
+    """The server holds something else of the batch than this owner has read: it has forgotten some, or something has
     changed it."""
 
     code = "batch_moved"
