@@ -149,7 +149,7 @@ async def test_a_batch_beyond_its_window_delivers_what_has_ended(ai, redis_url, 
     async with ScriptedWorker(redis_url, hold_after=2) as worker:
         made = await begin(ai, encoded(line("quick", max_tokens=1), *(line(f"{number}") for number in range(300))))
         await until(lambda: len(worker.seen) > 50)
-        await asyncio.sleep(0.5)
+        await until(lambda: redis_sync.zcard(f"{{c00}}:bte:{made.id}") == 1 or _counts(redis_sync, made.id))
         now = int(redis_sync.time()[0] * 1000)
         redis_sync.hset(f"{{c00}}:bt:{made.id}", "dl", now)
         for job in redis_sync.zrange(f"{{c00}}:bto:{made.id}", 0, -1):
@@ -170,8 +170,9 @@ async def test_no_more_jobs_are_in_the_queue_than_the_window(ai, redis_url, redi
     async with ScriptedWorker(redis_url, hold_after=0) as worker:
         made = await begin(ai, encoded(*(line(f"{number}") for number in range(600))))
         await until(lambda: len(worker.seen) >= 64)
-        await asyncio.sleep(1.0)
-        assert 256 <= redis_sync.zcard(f"{{c00}}:bto:{made.id}") <= 256 + 64
+        await until(lambda: redis_sync.zcard(f"{{c00}}:bto:{made.id}") >= 256)
+        await asyncio.sleep(0.5)
+        assert redis_sync.zcard(f"{{c00}}:bto:{made.id}") <= 256 + 64
         async with AsyncClient(redis_url) as client:
             assert await client.jobs() == []
             found = await client.jobs(tenant="acme", of_batches=True, limit=300)

@@ -17,7 +17,7 @@ from octavo.dialects.openai.batch.requests import line_request
 from octavo.queue import wire
 from octavo.queue.protocol import Append
 from octavo.service.clerk.desk import Desk, Lost, window_for
-from octavo.service.clerk.harvest import _undone
+from octavo.service.clerk.harvest import Harvest, _undone
 from octavo.service.clerk.input_file import GROUP_LINES, InputFile
 from octavo.service.clerk.pace import Pace
 from octavo.service.clerk.results import Outcome, read_outcomes
@@ -169,3 +169,18 @@ async def test_members_that_something_else_moved_are_put_back_and_the_batch_ends
     async with asyncio.timeout(STALL_S):
         await Work(desk, bench.batch, "t").run()
     assert (bench.field("st"), bench.field("done")) == ("completed", "7")
+
+
+async def test_a_line_of_several_jobs_waits_for_all_of_them_at_any_owner(desk: Desk, redis_url: str) -> None:
+    bench = Bench(redis_url)
+    await desk.storage.put("files/a", in_pieces(encoded(line("a", model="m", prompt=["x", "y"]))))
+    source, _ = await InputFile.read(desk.storage, "files/a", "/v1/completions")
+    bench.run(BATCHES.claim("c", "t", lease_ms=LEASE_MS))
+    bench.run(BATCHES.begin(bench.batch, "t", total=1, model="m"))
+    batch = await desk.client.batch(bench.batch)
+    assert batch is not None
+    assert await Submission(desk, batch, "t", source).submit(0, 9, "batch") == 1
+    for ended in (0, 1):
+        bench.end_one()
+        harvest = Harvest(desk, batch, "t", source, Submission(desk, batch, "t", source))
+        assert await harvest.harvest(1, 0, None) == ended

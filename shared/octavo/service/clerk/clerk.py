@@ -23,6 +23,7 @@ _LOOK_S = 0.5
 _MOST_BATCHES = 64
 _EXPIRED_S, _UNNAMED_S = 30.0, 3600.0
 _PATIENCE_S = 2.0
+_PARTING_S = 5.0
 
 
 class Clerk:
@@ -119,7 +120,7 @@ class Clerk:
         await asyncio.gather(*tasks, return_exceptions=True)
         for work in works:
             try:
-                async with asyncio.timeout(_PATIENCE_S):
+                async with asyncio.timeout(_PARTING_S):
                     await self._desk.client.run(self._desk.client.cell.release(work.batch_id, work.token))
             except (OctavoError, TimeoutError):
                 return  # its lease runs out
