@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from batch_bench import BATCHES, CELL, KEYS, LEASE_MS, Bench
-from clerks import encoded, line
-from waiting import STALL_S
+from clerks import encoded, line, working
+from waiting import STALL_S, until
 
 from octavo.client.batches import BatchClient
 from octavo.dialects.openai.batch.requests import line_request
@@ -184,3 +184,13 @@ async def test_a_line_of_several_jobs_waits_for_all_of_them_at_any_owner(desk: D
         bench.end_one()
         harvest = Harvest(desk, batch, "t", source, Submission(desk, batch, "t", source))
         assert await harvest.harvest(1, 0, None) == ended
+
+
+async def test_a_clerk_that_ends_gives_its_batches_back_at_once(redis_url: str, tmp_path: Path) -> None:
+    bench = Bench(redis_url)
+    await open_storage(str(tmp_path)).put(f"files/{bench.file}", in_pieces(encoded(line("a", model="m"))))
+    async with working(redis_url, tmp_path):
+        await until(lambda: bench.field("st") == "in_progress")
+        assert bench.redis.zcard("{c00}:btL") == 1
+    assert bench.redis.zcard("{c00}:btL") == 0
+    assert bench.redis.zrange("{c00}:bts", 0, -1) == [bench.batch.encode()]
