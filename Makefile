@@ -24,7 +24,7 @@ $(BIN)/python:
 
 $(INSTALLED): $(BIN)/python pyproject.toml $(KERNELS)
 	@echo "installing into .venv: a minute or two, and the download of torch"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" ./kernels -e ".[gateway,worker,celery,local,test]"
+	$(BIN)/python -m pip install --disable-pip-version-check "$(TORCH)" ./kernels -e ".[gateway,worker,celery,local,test]"
 	@touch $@
 
 demo: $(INSTALLED)

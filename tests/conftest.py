@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 import redis.asyncio
+from browser import browser
 from gpus import has_gpu, is_whole
 from guardian import Guardian
 from tiers import beyond_quick, load_profile, tier_of
@@ -61,7 +63,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "node": lambda: _has_program("node"),
         "go": lambda: _has_program("go"),
         "rabbitmq": lambda: _has_program("rabbitmq-server"),
-        "npm": lambda: (Path(__file__).parent / "support" / "node" / "node_modules").exists(),
+        "browser": lambda: browser() is not None,
+        "npm": _has_packages,
     }
     for marker, is_there in conditions.items():
         needing = [item for item in items if item.get_closest_marker(marker)]
@@ -102,6 +105,16 @@ def deselect(config: pytest.Config, items: list[pytest.Item], chosen: set[pytest
     if chosen:
         config.hook.pytest_deselected(items=list(chosen))
         items[:] = [item for item in items if item not in chosen]
+
+
+def _has_packages() -> bool:
+    """True if the packages of Node are those that are pinned: a folder of an earlier checkout may lack some."""
+    folder = Path(__file__).parent / "support" / "node"
+    pinned = json.loads((folder / "package.json").read_text())["dependencies"]
+    packages = {name: folder / "node_modules" / name / "package.json" for name in pinned}
+    return all(
+        path.exists() and json.loads(path.read_text())["version"] == pinned[name] for name, path in packages.items()
+    )
 
 
 def _has_program(name: str) -> bool:

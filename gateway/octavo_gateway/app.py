@@ -15,14 +15,14 @@ from types import FrameType
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 
 from octavo import AsyncClient
+from octavo.terms.secret import Secret
 from octavo_gateway import errors
 from octavo_gateway.auth import Keyring
 from octavo_gateway.durable import answers as durable
-from octavo_gateway.http.origins import OriginCheck, is_loopback
-from octavo_gateway.http.requests import HEADER, RequestLog
+from octavo_gateway.http.origins import Cors, OriginCheck, is_loopback
+from octavo_gateway.http.requests import HEADER, IGNORED, RequestLog
 from octavo_gateway.reaper import reap_forever
 from octavo_gateway.routes import add_routes
 from octavo_gateway.settings import GatewaySettings
@@ -45,13 +45,15 @@ def process_app() -> FastAPI:
 
 
 def create_app(settings: GatewaySettings | None = None) -> FastAPI:
-    """One gateway. Without `settings` it reads them from the environment. Raises ValueError for malformed API keys."""
+    """One gateway. Without `settings` it reads them from the environment. Raises ValueError for malformed API
+    keys, and for such a secret."""
     settings = settings or GatewaySettings()
     keyring = Keyring.of(settings)
+    secret = settings.master_secret()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        async with _running(settings, keyring) as gateway:
+        async with _running(settings, keyring, secret) as gateway:
             yield {"gateway": gateway}
 
     app = FastAPI(
@@ -67,23 +69,17 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
     errors.install(app)
     add_routes(app)
     app.add_middleware(OriginCheck, settings=settings, keyring=keyring)
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["Location", "Retry-After", HEADER, *durable.HEADERS, *ui.HEADERS],
-        )
+    exposed = ["Location", "Retry-After", HEADER, IGNORED, *durable.HEADERS, *ui.HEADERS]
+    app.add_middleware(Cors, settings=settings, keyring=keyring, exposed=exposed)
     app.add_middleware(RequestLog)  # the last one is the outermost
     return app
 
 
 @asynccontextmanager
-async def _running(settings: GatewaySettings, keyring: Keyring) -> AsyncIterator[Gateway]:
+async def _running(settings: GatewaySettings, keyring: Keyring, secret: Secret | None) -> AsyncIterator[Gateway]:
     metrics = Metrics()
     client = AsyncClient(settings.redis_url, limits=settings.limits, retention=settings.retention, watch=metrics.saw)
-    gateway = Gateway(settings, keyring, client, metrics)
+    gateway = Gateway(settings, keyring, secret, client, metrics)
     gateway.spawn(reap_forever(client, gateway.metrics))
     if keyring.is_open and not is_loopback(settings.host):
         log.warning("no API keys: other hosts that reach %s may submit; --api-keys asks for one", settings.host)

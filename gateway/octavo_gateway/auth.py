@@ -134,7 +134,7 @@ def _unauthorized(message: str, code: str) -> ApiError:
     )
 
 
-_BEARER = HTTPBearer(auto_error=False, description="An API key, where the gateway has any.")  # for /docs
+BEARER = HTTPBearer(auto_error=False, description="An API key, where the gateway has any.")  # for /docs
 
 
 async def caller_of(request: Request) -> Caller:  # a plain function would cost every request a trip to a thread
@@ -146,7 +146,7 @@ async def caller_of(request: Request) -> Caller:  # a plain function would cost 
 
 async def _caller(
     caller: Annotated[Caller, Depends(caller_of)],
-    _: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
+    _: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)],
 ) -> Caller:
     return caller
 

@@ -1,4 +1,5 @@
-"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, whatever went wrong."""
+"""Errors in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, whatever went wrong, and in Anthropic's
+where its clients ask."""
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ from octavo.terms.errors import (
     Busy,
     JobFailed,
     MalformedMessage,
+    NoSecret,
     OctavoError,
     QueueFull,
     ServerUnavailable,
     shortened,
 )
 from octavo.terms.messages import JobError, JobStatus
+from octavo_gateway.anthropic import errors as anthropic
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +90,10 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return error_object(self.status, self.message, code=self.code, param=self.param)
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, self.headers)
+    def response(self, scope: Mapping[str, Any]) -> JSONResponse:
+        """The answer to the request of an ASGI scope, in the shape that its client reads."""
+        body = anthropic.error_body(self.status, self.message) if anthropic.is_expected(scope) else self.body()
+        return JSONResponse(body, self.status, self.headers)
 
 
 def of_octavo(error: OctavoError) -> ApiError:
@@ -104,7 +109,7 @@ def of_octavo(error: OctavoError) -> ApiError:
         return ApiError(status, UNAVAILABLE, code=error.code, headers={"Retry-After": "1"})
     elif isinstance(error, Busy):
         headers["Retry-After"] = "1"
-    elif isinstance(error, MalformedMessage):
+    elif isinstance(error, MalformedMessage | NoSecret):
         headers["x-should-retry"] = "false"
     return ApiError(status, error.message, code=error.code, param=error.param, headers=headers)
 
@@ -131,7 +136,7 @@ def of_exception(error: OctavoError | ValidationError | RequestValidationError |
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the application in the one shape."""
+    """Answer every error of the application in the shape that its client reads."""
 
     @app.exception_handler(ClientGone)
     @app.exception_handler(ClientDisconnect)  # amid its request's body
@@ -145,7 +150,7 @@ def install(app: FastAPI) -> None:
     async def _error(
         request: Request, error: OctavoError | ValidationError | RequestValidationError | ApiError
     ) -> JSONResponse:
-        return of_exception(error).response()
+        return of_exception(error).response(request.scope)
 
     @app.exception_handler(HTTPException)
     async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -155,4 +160,4 @@ def install(app: FastAPI) -> None:
         }
         code = HTTPStatus(error.status_code).name.lower()
         message = messages.get(error.status_code, str(error.detail))
-        return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+        return ApiError(error.status_code, message, code=code, headers=error.headers).response(request.scope)

@@ -23,19 +23,22 @@ from octavo_gateway.files import batches
 from octavo_gateway.files import routes as files
 from octavo_gateway.http.body import add_schemas
 from octavo_gateway.jobs import routes as jobs
+from octavo_gateway.jobs import tokens
+from octavo_gateway.jobs.tokens import TokenRequest
 from octavo_gateway.openai import chat, completions, models, responses
+from octavo_gateway.operations import name_operations
 from octavo_gateway.page import routes as pages
 from octavo_gateway.status import health, workers
 from octavo_gateway.tokenizer import DetokenizeRequest, TokenizeRequest
 from octavo_gateway.ui import routes as ui
 
 _PARTS = (
-    *(jobs, durable, chat, completions, responses, files, batches, models),
+    *(jobs, tokens, durable, chat, completions, responses, files, batches, models),
     *(ui, anthropic, tokenizer, workers, health, pages),
 )
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
-    *(TokenizeRequest, DetokenizeRequest, ResponseRequest, BatchRequest),
+    *(TokenizeRequest, DetokenizeRequest, ResponseRequest, TokenRequest, BatchRequest),
 )
 """Bodies that routes read themselves, so that FastAPI does not know of them."""
 
@@ -70,7 +73,9 @@ def _complete_openapi(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            add_schemas(generate(), *_BODIES)
+            described = generate()
+            add_schemas(described, *_BODIES)
+            name_operations(described)
         return app.openapi_schema or {}
 
     app.openapi = openapi  # type: ignore[method-assign]

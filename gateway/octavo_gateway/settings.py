@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from octavo.terms.fields import MAX_BODY_BYTES
 from octavo.terms.limits import Limits, Retention
+from octavo.terms.secret import Secret
 
 
 def _split(value: object) -> object:
@@ -38,14 +39,22 @@ class GatewaySettings(BaseSettings):
         None, description="Comma-separated `tenant:key` pairs. Without keys every request is of tenant `default`."
     )
     api_keys_file: Path | None = Field(None, description="File with one `tenant:key` a line, added to the above.")
+    secret: SecretStr | None = Field(
+        None, description="Secret of all gateways, a line each: the first signs, all verify. Read tokens need it."
+    )
+    secret_file: Path | None = Field(None, description="File with one secret a line, added to the above.")
     operators: Names = Field(
         (), description="Tenants whose keys also see the fleet, comma-separated: all workers, `/metrics`."
     )
     cors_origins: Names = Field(
-        (), description="Origins whose pages may use the API, such as `https://example.com`, comma-separated; `*`: all."
+        (),
+        description="Origins whose pages may use the API, such as `https://example.com`, comma-separated; `*`: all. "
+        "Without API keys those on loopback always may.",
     )
     allowed_hosts: Names = Field(
-        (), description="Names with a dot that are answered without API keys, comma-separated; addresses always are."
+        (),
+        description="Names with a dot that are answered without API keys, comma-separated. Addresses always are, and "
+        "the names of containers' machines, such as `host.docker.internal`.",
     )
     max_queued_jobs: PositiveInt = Field(
         Limits.queued_jobs, description="Jobs that may wait in all; one more gets 429 and Retry-After."
@@ -55,6 +64,9 @@ class GatewaySettings(BaseSettings):
     )
     max_queued_bytes: PositiveInt = Field(
         Limits.queued_bytes, description="Bytes of unfinished jobs' requests and attachments in all."
+    )
+    wait_for_workers: bool = Field(
+        True, description="Accept jobs for a model without a live worker: they wait. Off: 503 and Retry-After."
     )
     files: str | None = Field(
         None,
@@ -74,10 +86,17 @@ class GatewaySettings(BaseSettings):
     result_ttl: PositiveInt = Field(
         Retention.result_s, description="Seconds that a finished job and its idempotency key are known."
     )
+    strict_fields: bool = Field(
+        False,
+        description="Refuse fields that no dialect knows; without it they are taken and named in `octavo-ignored`.",
+    )
     max_body_bytes: PositiveInt = Field(MAX_BODY_BYTES, description="Largest request body accepted, bytes.")
     max_header_bytes: PositiveInt = Field(65_536, description="Largest address and headers of a request, bytes.")
     max_connections: PositiveInt = Field(10_000, description="Connections of one process; more get 503.")
     request_timeout: PositiveFloat = Field(30.0, description="Seconds that a client has to send a whole request.")
+    idle_timeout: PositiveFloat = Field(
+        75.0, description="Seconds that a connection is kept without a request; longer than load balancers keep theirs."
+    )
     stall_timeout: PositiveFloat = Field(
         60.0, description="Seconds without a byte taken after which a client that does not read is let go."
     )
@@ -87,6 +106,10 @@ class GatewaySettings(BaseSettings):
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="`text`, `json`, or `auto`: text on a terminal, JSON elsewhere."
     )
+
+    def master_secret(self) -> Secret | None:
+        """Raises ValueError as `Secret.load` does."""
+        return Secret.load(self.secret.get_secret_value() if self.secret else None, self.secret_file)
 
     @property
     def limits(self) -> Limits:

@@ -13,11 +13,14 @@ from typing import Any
 from octavo import AsyncClient
 from octavo.client.batches import BatchClient
 from octavo.terms.errors import OctavoError
+from octavo.terms.read_tokens import ReadTokens
+from octavo.terms.secret import Secret
 from octavo_gateway.auth import Keyring
 from octavo_gateway.door import Door
 from octavo_gateway.files.kept import Kept
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
+from octavo_gateway.switches import Switches
 
 _PROBE_S = 1.0
 _LOADED_AT_ONCE = 2  # results, each of which may have megabytes
@@ -50,13 +53,22 @@ class Gateway:
     """Shared by all requests of one process. `reader` is the thread for large bodies. `draining` is set once the
     process is to stop."""
 
-    def __init__(self, settings: GatewaySettings, keyring: Keyring, client: AsyncClient, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        keyring: Keyring,
+        secret: Secret | None,
+        client: AsyncClient,
+        metrics: Metrics,
+    ) -> None:
         self.settings = settings
         self.keyring = keyring
+        self.read_tokens = None if secret is None else ReadTokens(secret)
         self.client = client
         self.metrics = metrics
         self.writes = Writes(client)
-        self.door = Door(client, metrics)
+        self.switches = Switches(client)
+        self.door = Door(client, metrics, waits_for_workers=settings.wait_for_workers)
         self.files = Kept(settings.files, BatchClient(settings.redis_url, watch=metrics.saw))
         self.reader = ThreadPoolExecutor(1, "reader")
         self.loading = asyncio.Semaphore(_LOADED_AT_ONCE)

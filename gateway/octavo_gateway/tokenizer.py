@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
@@ -34,13 +34,15 @@ class TokenizeRequest(Body):
     chat_template_kwargs: Any = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    add_generation_prompt: Literal[True] | None = None
-    continue_final_message: Literal[False] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of prompt and messages")
+        if self.prompt is not None and (self.continue_final_message or self.add_generation_prompt is False):
+            raise ValueError("continue_final_message and add_generation_prompt go with messages, not with a prompt")
         if self.messages is not None and self.add_special_tokens:
             raise ValueError("add_special_tokens goes with a prompt: the chat template of messages has its own")
         return self
@@ -53,6 +55,8 @@ class TokenizeRequest(Body):
             "messages": self.messages,
             "tools": self.tools,
             "chat_template_kwargs": self.chat_template_kwargs,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
         }
         return ChatCompletionRequest.model_validate({"model": model, **of_template}).jobs()[0]
 
@@ -108,9 +112,10 @@ def _no_answer(error: WorkerNotFound) -> ApiError:
 
 async def known_model(gateway: Gateway, model: str | None) -> ModelCard:
     """The model that is meant: where there is but one, it needs no name. Raises ApiError 404."""
-    cards = {card.name: card for card in await gateway.client.models()}
-    if model is None and len(cards) == 1:
-        return next(iter(cards.values()))
+    models = await gateway.client.models()
+    cards = {name: card for card in models for name in card.names}
+    if model is None and len(models) == 1:
+        return models[0]
     if model not in cards:
         known = ", ".join(cards) or "none: start a worker first"
         message = "name a model" if model is None else f"no worker has ever served the model {model[:200]!r}"

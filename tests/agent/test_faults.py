@@ -15,6 +15,7 @@ from killable_server import forgotten_by, killable_server
 from loading_server import loading_server
 from queue_client import MODEL, Queue, expected, known_queue
 from spoiling import RUBBISH
+from transformers import BloomConfig
 from waiting import STALL_S, eventually, until
 from worker_process import WorkerProcess
 
@@ -340,4 +341,18 @@ def test_engine_that_cannot_load_is_not_started_again_however_slowly_it_exits(qu
 def test_engine_that_cannot_load_ends_the_worker_with_its_last_words(queue: Queue, start_worker):
     worker = start_worker("vocab_size=none")
     assert worker.wait() == 1
-    assert "the engine did not start (exit status 1): ValueError" in worker.log
+    assert "the engine did not start: ValueError" in worker.log
+
+
+NOWHERE = "redis://127.0.0.1:1"
+
+
+def test_a_refused_model_ends_the_worker_with_one_sentence_where_no_server_is(tmp_path):
+    BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4).save_pretrained(tmp_path)
+    flags = {"model": tmp_path, "device": "cpu", "max_model_len": 64}
+    with WorkerProcess(NOWHERE, tmp_path / "log", own_start=True, **flags) as worker:
+        assert worker.wait() == 1
+        said = [line for line in worker.log.splitlines() if "cannot reach the Redis server" not in line]
+    assert len(said) == 1, worker.log
+    assert said[0].startswith("octavo worker: BloomForCausalLM called transformers' attention interface for 0 of 1 ")
+    assert "SIGKILL" not in worker.log

@@ -69,8 +69,7 @@ def test_workers_that_do_not_serve_the_same_under_one_name_are_named(queue: Queu
     (finding,) = (finding for finding in findings if finding["name"] == "workers")
     assert finding["state"] == "warning"
     assert mixed in finding["found"]
-    assert " amx; " in finding["found"]
-    assert " avx512)" in finding["found"]
+    assert {word.strip(";):") for word in finding["found"].split()} >= {"amx", "avx512"}
 
 
 def test_a_prompt_of_several_caches_is_answered_beside_others(queue: Queue, start_worker):

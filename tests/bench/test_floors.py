@@ -11,7 +11,7 @@ from octavo_worker.bench.ceilings import Ceilings
 from octavo_worker.bench.floors import Costs, floor_seconds
 from octavo_worker.bench.shapes import SHAPES
 from octavo_worker.bench.workloads import Work
-from octavo_worker.model.config import decoder_config
+from octavo_worker.model.families import decoder_config
 from octavo_worker.model.shards import Shards
 from octavo_worker.ranks.rank import Rank
 

@@ -202,20 +202,22 @@ def test_a_resumed_request_goes_first_within_its_class_only():
 # aging
 
 
-def test_few_rise_at_a_time():
+def test_few_rise_at_a_time_and_one_after_the_other():
     now = 0.0
-    driver = Driver.create(900, 4, max_running=66, token_budget=512, clock=lambda: now, aging_s=10.0)
-    high = [make_request(f"high{i}", prompt(4, i), max_tokens=40, priority=HIGH) for i in range(66)]
-    running(driver, *high)
+    driver = Driver.create(900, 4, max_running=66, token_budget=512, clock=lambda: now, aging_s=8.0)
+    high = [make_request(f"high{i}", prompt(4, i), max_tokens=10 + i % 7, priority=HIGH) for i in range(800)]
+    for request in high:
+        driver.add(request)
     low = busy(8)
     for request in low:
         driver.add(request)
     promoted = []
-    for _ in range(25):
+    for _ in range(60):
         now += 1.0
         promoted += driver.step().promoted
-    assert [message.priority for message in promoted] == [NORMAL, NORMAL, HIGH, HIGH]
-    assert {message.id for message in promoted} == {"low0", "low1"}, "2 of 66 rows are the share of the class batch"
+    assert [(message.id, message.priority) for message in promoted] == [
+        ("low0", NORMAL), ("low0", HIGH), ("low1", NORMAL), ("low1", HIGH),
+    ], "2 of 66 rows are the share of the class batch"  # fmt: skip
     driver.run()
     assert_complete(driver, *low, *high)
 

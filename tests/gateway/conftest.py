@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
-from chat_templates import FAMILIES, PLAIN
 from gateway_process import GatewayProcess
+from scripted_models import scripted_model
 from scripted_worker import ScriptedWorker
 from serving import serving
 from waiting import STALL_S
@@ -73,24 +73,7 @@ def start_model(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Worker
     """Start a worker whose model is of a family and always writes `text`, or `reply` after results of tools."""
     with ExitStack() as stack:
 
-        def start(
-            name: str, text: str, *, reply: str = "", number: int = 0, step_seconds: float = 0.001
-        ) -> WorkerProcess:
-            family = FAMILIES.get(name, PLAIN)
-            folder, tokenizer = family.write(tmp_path / name), family.tokenizer()
-
-            def written(kind: str, text: str) -> str:
-                ids = [*tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.token_to_id(family.end)]
-                path = tmp_path / f"{kind}-{name}.json"
-                path.write_text(json.dumps(ids))
-                return f"{kind}={path}"
-
-            fake = f"step_seconds={step_seconds},vocab_size={tokenizer.get_vocab_size()},folder={folder}"
-            fake += f",{written('script', text)}"
-            if reply:
-                fake += f",{written('reply', reply)},results={tokenizer.token_to_id('<tool_response>')}"
-            log = tmp_path / f"worker{number}.log"
-            worker = stack.enter_context(WorkerProcess(redis_url, log, fake=fake, model=folder, lease=1.0))
-            return worker.wait_ready()
+        def start(name: str, text: str, **more: Any) -> WorkerProcess:
+            return stack.enter_context(scripted_model(redis_url, tmp_path, name, text, **more))
 
         yield start

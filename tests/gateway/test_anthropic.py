@@ -172,7 +172,7 @@ async def ended_as(client: AsyncClient, status: JobStatus) -> bool:
         ({"model": "absent"}, 404, "absent"),
         ({"messages": []}, 400, "messages"),
         ({"temperature": 1.5}, 400, "temperature"),
-        ({"invented": 1}, 400, "invented"),
+        ({"seed": 1}, 400, "seed is not supported"),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}}, 400, "budget_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, 400, "context"),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import typer
@@ -16,8 +14,6 @@ from scripted_worker import MODEL, ScriptedWorker, whole_text
 from waiting import until
 
 from octavo.cli.batch import run as run_batch
-from octavo.dialects.openai.fields import REFUSED, MessageWithoutEffect, WithoutEffect
-from octavo.dialects.openai.requests import ChatCompletionRequest, CompletionRequest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 WINDOW = 4
@@ -93,6 +89,8 @@ BOTH_ACCEPT = [
     (CHAT, chat(timeout_s=60, queue_timeout_s=30.5)),
     (TEXT, text(timeout_s=60)),
     (TEXT, text(seed=-1)),
+    (CHAT, chat(user="u", invented={"deep": [1]}, store=True, tools=[{**TOOL, "eager": True}, {"type": "web_search"}])),
+    (TEXT, text(invented=1, max_tokens=3)),
     (CHAT, chat(seed=None, max_tokens=None, n=None, tools=None)),
     (CHAT, chat(max_completion_tokens=2, n=2)),
     (CHAT, chat(logit_bias={"7": -100}, stop="x", priority="high", metadata={"run": "1"})),
@@ -132,8 +130,9 @@ BOTH_REFUSE = [
     (TEXT, text(suffix="x"), "suffix"),
     (CHAT, chat(tools=[{"type": "function"}]), "tools.0.function"),
     (CHAT, chat(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools.0.function.name"),
-    (CHAT, chat(tools=[{"type": "function", "function": {"name": "a", "schema": {}}}]), "tools.0.function.schema"),
-    (CHAT, chat(tools=[{"type": "web_search"}]), "tools.0.type"),
+    (CHAT, chat(tools=[{"type": "web_search", "function": {"name": "f"}}]), "tools.0.type"),
+    (CHAT, chat(tools=[{"type": "custom", "custom": {"name": "f"}}]), "tools.0.type"),
+    (CHAT, chat(tools=[{"type": "web_search"}], tool_choice="required"), "tool_choice"),
     (CHAT, chat(tools=[TOOL, TOOL], tool_choice="auto"), "tool_choice"),
     (CHAT, chat(tool_choice="required"), "tool_choice"),
     (CHAT, chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}), "tool_choice"),
@@ -147,7 +146,7 @@ BOTH_REFUSE = [
     (CHAT, chat(messages=[{"role": "user"}]), "messages.0.content"),
     (CHAT, chat(messages=[{**HELLO, "tool_calls": [CALL]}]), "messages.0"),
     (CHAT, chat(functions=[{"name": "f"}]), "functions"),
-    (CHAT, chat(store=True), "store"),
+    (CHAT, chat(echo=True), "echo"),
     (CHAT, chat(modalities=["text", "audio"]), "modalities"),
     (CHAT, chat(response_format={"type": "yaml"}), "response_format.type"),
     (CHAT, chat(structured_outputs={"json": {}, "regex": "a"}), "structured_outputs"),
@@ -155,7 +154,9 @@ BOTH_REFUSE = [
     (CHAT, chat(messages=[{"role": "user", "content": None}]), "messages.0.content"),
     (CHAT, chat(messages=[HELLO, {**HELLO, "tool_calls": [{}]}]), "messages.1.tool_calls.0.function"),
     (CHAT, chat(temperature=9), "temperature"),
-    (CHAT, chat(nonsense=1), "nonsense"),
+    (CHAT, chat(logit_processors=["x"]), "logit_processors"),
+    (TEXT, text(grammar='root ::= "a"'), "grammar"),
+    (CHAT, chat(response_format={"type": "json_object", "schema": SCHEMA}), "response_format.schema"),
     (CHAT, chat(max_tokens=0), "max_tokens"),
     (TEXT, text(prompt=[]), "prompt"),
     (TEXT, text(best_of=1, n=2), None),
@@ -223,18 +224,6 @@ async def test_equal_prompts_of_a_line_are_jobs_of_their_own(worker, redis_url, 
     kind, answer = await in_a_batch(redis_url, tmp_path, TEXT, text(prompt=["a", "a"]))
     assert (kind, len(answer["choices"])) == ("answer", 2)
     assert len(worker.seen) == 2
-
-
-def test_the_documentation_lists_every_field():
-    page = (Path(__file__).parents[2] / "docs" / "openai.md").read_text()
-    parts = {part.partition("\n")[0]: set(re.findall(r"`(\w+)`", part)) for part in page.split("\n## ")}
-    act, without_effect = parts["Fields that act"], parts["Fields that are accepted and change nothing"]
-    refused = parts["Fields that are refused"]
-    neutral = WithoutEffect.model_fields.keys() | MessageWithoutEffect.model_fields.keys()
-    assert neutral <= without_effect
-    assert REFUSED.keys() <= refused
-    assert act >= (ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields.keys()) - neutral
-    assert not act & neutral
 
 
 def test_the_client_starts_without_the_dialect():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import fake_worker
 import httpx
 import pytest
+import redis.asyncio
 from exposition import sample
-from scripted_worker import MODEL
+from scripted_worker import MODEL, ScriptedWorker
+from waiting import STALL_S, until
+
+from octavo.queue.keys import Keys
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "no such type"}
@@ -66,3 +72,67 @@ async def test_a_job_that_was_there_before_is_not_counted_again(http: httpx.Asyn
         answer = await http.post(path, json={"model": MODEL, **body}, headers={"Idempotency-Key": kind})
         assert answer.is_success
     assert await submitted(http) - before == 1
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+async def test_without_a_live_worker_nothing_is_accepted_where_jobs_do_not_wait(
+    own_gateway: Callable[..., str], redis_async: redis.asyncio.Redis, worker: ScriptedWorker, kind: str
+) -> None:
+    """In the shape of each dialect. The model that is dead is known, and another one's worker is none of its own."""
+    await fake_worker.register(redis_async, "dead")
+    path, body, _ = REQUESTS[kind]
+    async with httpx.AsyncClient(base_url=own_gateway(wait_for_workers=False), timeout=STALL_S) as http:
+        before = await redis_async.dbsize()
+        for stream in (False, True) if kind in ("chat", "completion", "response", "message") else (False,):
+            asked = {"model": "dead", **body, **({"stream": True} if stream else {})}
+            refused = await http.post(path, json=asked, headers={"Idempotency-Key": f"{kind}{stream}"})
+            assert refused.status_code == 503, refused.text
+            assert int(refused.headers["retry-after"]) > 0
+            told = refused.json()
+            if kind == "message":
+                assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
+            else:
+                assert (told["error"]["type"], told["error"]["code"]) == ("server_error", "no_live_worker")
+            assert "'dead'" in told["error"]["message"]
+        assert await redis_async.dbsize() == before
+        assert (await http.post(path, json={"model": MODEL, **body})).is_success
+        await fake_worker.beat(redis_async, "w", "dead")
+        accepted = await http.post("/v1/jobs", json={"model": "dead", "prompt": "x"})
+        assert accepted.status_code == 202
+
+
+async def test_jobs_wait_for_a_worker_by_default(http: httpx.AsyncClient, redis_async: redis.asyncio.Redis) -> None:
+    await fake_worker.register(redis_async, "dead")
+    assert (await http.post("/v1/jobs", json={"model": "dead", "prompt": "x"})).status_code == 202
+
+
+async def test_a_repeat_is_answered_although_the_workers_are_gone(
+    own_gateway: Callable[..., str], redis_async: redis.asyncio.Redis
+) -> None:
+    """Its job was accepted before, and may have ended."""
+    await fake_worker.register(redis_async, "dead")
+    await fake_worker.beat(redis_async, "w", "dead")
+    async with httpx.AsyncClient(base_url=own_gateway(wait_for_workers=False), timeout=STALL_S) as http:
+        asked = {"json": {"model": "dead", "prompt": "x"}, "headers": {"Idempotency-Key": "a"}}
+        first = await http.post("/v1/jobs", **asked)
+        assert first.status_code == 202
+        await redis_async.delete(Keys().worker("w"))
+        await until(lambda: refused(http, {"model": "dead", "prompt": "y"}))
+        again = await http.post("/v1/jobs", **asked)
+        assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
+        unknown = await http.post("/v1/jobs", json={"model": "never", "prompt": "x"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def refused(http: httpx.AsyncClient, body: dict[str, Any]) -> bool:
+    return (await http.post("/v1/jobs", json=body)).status_code == 503
+
+
+async def test_models_count_their_live_workers(http: httpx.AsyncClient, redis_async: redis.asyncio.Redis) -> None:
+    await fake_worker.register(redis_async, "dead")
+    await fake_worker.register(redis_async, "other")
+    for name, model in (("w1", MODEL), ("w2", MODEL), ("w3", "other")):
+        await fake_worker.beat(redis_async, name, model)
+    listed = {card["id"]: card["live_workers"] for card in (await http.get("/v1/models")).json()["data"]}
+    assert listed == {MODEL: 3, "other": 1, "dead": 0}
+    assert (await http.get(f"/v1/models/{MODEL}")).json()["live_workers"] == 3

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ import httpx
 import pytest
 from scripted_worker import MODEL, ScriptedWorker, whole_text
 from waiting import STALL_S, eventually
+
+from octavo_gateway.http.protocol import HttpProtocol
 
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
@@ -117,7 +120,41 @@ def test_the_next_request_on_a_connection_has_to_arrive_in_time(own_gateway: Cal
 
 
 def test_a_connection_without_any_request_is_closed_in_silence(own_gateway: Callable[..., str]) -> None:
-    assert exchange(own_gateway(request_timeout=0.2)) == b""
+    assert exchange(own_gateway(idle_timeout=0.2)) == b""
+
+
+def test_an_idle_connection_is_closed_in_silence_behind_its_answer(own_gateway: Callable[..., str]) -> None:
+    answer = exchange(own_gateway(idle_timeout=0.2), b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b'{"status":"ok"}')
+
+
+def test_an_idle_connection_outlasts_the_time_for_a_request_and_the_comments_of_streams(
+    own_gateway: Callable[..., str],
+) -> None:
+    """Also one that a load balancer has opened ahead; a head that has begun has no more time than before."""
+    url = own_gateway(request_timeout=0.05, keep_alive=0.05)
+    with connect(url) as connection:
+        for _ in range(2):
+            time.sleep(0.2)
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b'{"status":"ok"}'):
+                answer += connection.recv(1 << 16) or pytest.fail("it was closed")
+        connection.sendall(b"GET /livez HTT")
+        assert b" 408 " in everything(connection)
+
+
+def test_connections_are_kept_longer_than_load_balancers_keep_theirs(
+    own_gateway: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    made = HttpProtocol.connection_made
+    monkeypatch.setattr(HttpProtocol, "connection_made", lambda self, to: kept.append(self) or made(self, to))
+    url = own_gateway()
+    assert httpx.get(f"{url}/livez").status_code == 200
+    assert [one.timeout_keep_alive for one in kept] == [75.0]
+    eventually(lambda: kept[0].timeout_keep_alive_task is None)  # it left, and nothing holds it
 
 
 async def test_answers_take_their_time(own_gateway: Callable[..., str], redis_url: str) -> None:

@@ -167,6 +167,7 @@ async def test_every_sampling_field_reaches_the_job(ai, worker):
         "max_tokens": 9,
         "min_tokens": 2,
         "temperature": 0.5,
+        "top_k": 0,
         "top_p": 0.9,
         "min_p": 0.05,
         "repetition_penalty": 1.1,

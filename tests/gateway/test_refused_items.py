@@ -145,7 +145,7 @@ REPEATING: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", REPEATING)
 async def test_no_error_repeats_what_was_sent(http, worker, case):
     path, body = REPEATING[case]
-    reply = await http.post(path, json={"model": MODEL, **body})
+    reply = await http.post(path, json={"model": MODEL, **body}, headers={"octavo-strict": "1"})
     assert reply.status_code == 400
     assert len(reply.text) < 2000
     if case == "block":

@@ -102,6 +102,13 @@ async def test_effort_and_arguments_reach_the_template(ai, start_model):
     assert said(two.output)[1] is None
 
 
+async def test_an_effort_that_the_template_does_not_read_is_named(http, start_model):
+    start_model("deepseek_v3_1", "Let me see.")
+    body = {"model": "deepseek_v3_1", "messages": ASKED, "reasoning_effort": "high", "enable_thinking": False}
+    reply = await http.post("/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.headers["octavo-ignored"]) == (200, "reasoning_effort")
+
+
 async def test_parallel_calls_can_be_refused(ai, start_model):
     start_model("hermes", ANSWERS["hermes"].text)
     reply = await ai.responses.create(
@@ -130,8 +137,66 @@ async def test_choices_among_tools_reach_the_job(http, worker, choice, mode, nam
     assert (job.tool_choice.mode, [tool.name for tool in job.tools]) == (mode, names)
 
 
+PATCH = '*** Begin Patch\n+ "é"\n*** End Patch'
+EDIT = {"type": "custom", "name": "edit", "description": "Edits.", "format": {"type": "text"}}
+
+
+async def test_a_custom_tool_is_called_with_a_text(ai, http, start_model):
+    call = json.dumps({"name": "edit", "arguments": {"input": PATCH}}, ensure_ascii=False)
+    start_model("hermes", f"<tool_call>\n{call}\n</tool_call>")
+    fields = {"model": "hermes", "input": ASKED, "tools": [*FLAT, EDIT], "max_output_tokens": 400}
+    events = [event async for event in await ai.responses.create(**fields, stream=True, background=True)]
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    (done,) = (event for event in events if event.type == "response.custom_tool_call_input.done")
+    assert len(deltas) > 2
+    assert "".join(deltas) == done.input == PATCH
+    final = events[-1].response
+    (item,) = final.output
+    assert (item.type, item.name, item.input, done.item_id) == ("custom_tool_call", "edit", PATCH, item.id)
+    assert [tool.type for tool in final.tools] == ["function", "function", "custom"]
+    assert (await ai.responses.retrieve(final.id)).output == final.output
+
+    # it goes back with what the tool said, as an item or by its response
+    said = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "Done"}
+    sent = item.model_dump(exclude_none=True)
+    whole = await ai.responses.create(**{**fields, "input": [*ASKED, sent, said], "max_output_tokens": 2})
+    fields |= {"input": [said], "previous_response_id": final.id, "max_output_tokens": 2}
+    following = await ai.responses.create(**fields)
+    assert following.usage.input_tokens == whole.usage.input_tokens > final.usage.input_tokens
+    items = (await http.get(f"/v1/responses/{following.id}/input_items?order=asc")).json()["data"]
+    assert [item["type"] for item in items[-2:]] == ["custom_tool_call", "custom_tool_call_output"]
+
+
+async def test_a_custom_tool_is_a_function_of_one_text(http, worker):
+    lark = {**EDIT, "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}}
+    body = {"model": MODEL, "input": "x", "tools": [lark], "max_output_tokens": 1}
+    chosen = {"tool_choice": {"type": "custom", "name": "edit"}}
+    reply = await http.post("/v1/responses", json=body | chosen)
+    assert (reply.status_code, reply.headers["octavo-ignored"]) == (200, "tools.format")
+    assert reply.json()["tools"] == [lark]
+    (job,) = worker.seen
+    assert (job.tool_choice.mode, job.tool_choice.name) == ("required", "edit")
+    assert job.tools[0].schema_of_parameters["required"] == ["input"]
+    assert job.tools[0].description == 'Edits.\n\nstart: "x"'
+
+
+async def test_a_custom_call_goes_back_with_its_text(http, worker):
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "edit", "input": PATCH}
+    said = {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"}
+    body = {"model": MODEL, "input": [*ASKED, call, said], "tools": [EDIT], "max_output_tokens": 1}
+    assert (await http.post("/v1/responses", json=body)).status_code == 200
+    _, called, returned = worker.seen[0].messages
+    assert json.loads(called.tool_calls[0].arguments) == {"input": PATCH}
+    assert (returned.role, returned.content, returned.tool_call_id) == ("tool", "Done", "c")
+    twice = await http.post("/v1/responses", json=body | {"input": [call, said, said]})
+    assert (twice.status_code, "two outputs" in twice.text) == (400, True)
+
+
 REFUSED = [
-    ({"tools": [{"type": "web_search"}]}, "tools.0"),
+    ({"tools": [{"type": "function_of_mine", "name": "f", "parameters": {}}]}, "tools.0"),
+    ({"tools": [{"type": "custom", "name": "f", "strict": True}]}, "tools.0"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
     ({"tools": [FLAT[0], FLAT[0]]}, "tools"),
     ({"tools": FLAT, "tool_choice": {"type": "function", "name": "absent"}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),

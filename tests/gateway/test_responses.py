@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import openai
 import pytest
@@ -192,17 +190,14 @@ async def test_log_probabilities(ai, worker):
 REFUSED = [
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"background_options": {}}, "background_options"),
     ({"truncation": "auto"}, "truncation"),
-    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-    ({"include": ["file_search_call.results"]}, "include.0"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"input": []}, "input"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type"),
     ({"input": [{"type": "computer_call"}]}, "input.0.type"),
     ({"input": [{"type": "message", "content": "x"}]}, "input.0"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input.0.content.0"),
-    ({"nonsense": 1}, "nonsense"),
+    ({"n": 2}, "n"),
     ({"model": "absent"}, "model"),
 ]
 
@@ -226,11 +221,3 @@ async def test_null_is_as_good_as_absent(http, worker):
 )
 async def test_what_cannot_be_a_response_is_not_found(http, name):
     assert (await http.get(f"/v1/responses/{name}")).status_code == 404
-
-
-def test_the_documentation_lists_every_field():
-    page = (Path(__file__).parents[2] / "docs" / "responses.md").read_text()
-    act, without_effect = (set(re.findall(r"`(\w+)`", part)) for part in page.split("\n## ")[4:6])
-    refused = {name for name, field in ResponseRequest.model_fields.items() if field.annotation is type(None)}
-    assert refused == {"conversation", "prompt"}
-    assert act | without_effect >= ResponseRequest.model_fields.keys() - refused

@@ -77,10 +77,10 @@ class Folder:
         found: dict[str, int] = json.loads(result.stdout)
         return found
 
-    def refusal(self) -> str:
+    def refusal(self, code: int = 1) -> str:
         """The refusal in one sentence."""
         result = self.invoke()
-        assert result.exit_code == 1
+        assert result.exit_code == code
         assert isinstance(result.exception, SystemExit)
         assert result.stderr.startswith("error: ")
         assert result.stderr.count("\n") == 1
@@ -310,7 +310,7 @@ def test_a_full_queue_is_waited_for_and_a_server_that_is_away_fails_no_line(
 
 def test_a_custom_id_that_stands_twice_is_refused(folder: Folder) -> None:
     folder.write(prompt("one", custom_id="a"), prompt("two", custom_id="a"))
-    assert "'a' stands on several lines" in folder.refusal()
+    assert "'a' stands on several lines" in folder.refusal(2)
     assert folder.worker.seen == []
 
 

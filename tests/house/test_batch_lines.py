@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from octavo.dialects.openai.answers import CompletedJob
 from octavo.service.batches.files import BatchFileError, kept_answers
-from octavo.service.batches.lines import BatchLine, parse_line
+from octavo.service.batches.lines import BatchLine, completed, parse_line
 from octavo.service.batches.target import open_target
+from octavo.terms.messages import JobStatus, Terminal
 from octavo.terms.structured import Grammar
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -101,3 +103,17 @@ def test_lines_are_of_the_class_batch_unless_they_say_otherwise() -> None:
     body["body"]["priority"] = "high"  # type: ignore[index]
     assert classes(json.dumps(body)) == ["high", "high"]
     assert classes('{"prompt": "hello", "priority": "high"}') == ["high", "high"]
+
+
+def test_unknown_fields_of_a_body_are_named_or_refused():
+    body = {"prompt": "x", "invented": 1, "user": "u"}
+    text = json.dumps({"url": "/v1/completions", "body": body})
+    line = parse_line(text, 1, "demo")
+    assert (line.error, line.ignored.header()) == (None, "invented, user")
+    end = Terminal(status=JobStatus.COMPLETED)
+    assert completed(line, [CompletedJob("j", [], end)])["response"]["ignored"] == "invented, user"
+    strict = parse_line(text, 1, "demo", strict=True)
+    assert strict.error is not None
+    assert strict.error.param == "invented"
+    plain = parse_line('{"prompt": "x", "invented": 1}', 1, "demo")
+    assert plain.error is not None

@@ -12,14 +12,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import redis
-from cli_driver import Cli
+from cli_driver import Cli, Up
 from loading_server import loading_server
 from typer.testing import CliRunner
 from waiting import STALL_S, eventually
 
+from octavo import Client
 from octavo.cli.app import build_app
+from octavo.queue import local
 from octavo.service.server import EmbeddedServer
 
 
@@ -83,9 +86,16 @@ def test_run_shows_several_answers_one_after_the_other(cli: Cli) -> None:
     ("arguments", "code", "words"),
     [
         (("run", "x", "--model", "nosuch"), 1, "known models: demo"),
-        (("run", "x", "--temperature", "9"), 1, "temperature"),
-        (("run", ""), 1, "prompt is empty"),
-        (("jobs", "show", "nonsense"), 1, "not a job id"),
+        (("run", "x", "--temperature", "9"), 2, "temperature must be at most 2"),
+        (("run", ""), 2, "error: prompt is empty"),
+        (("jobs", "show", "nonsense"), 2, "not a job id"),
+        (("jobs", "ls", "--after", "zz"), 2, "not a job id"),
+        (("jobs", "ls", "--tenant", "a b"), 2, "tenant must match"),
+        (("top", "--interval", "0"), 2, "must be at least 0.2"),
+        (("worker", "--model", "/nowhere"), 2, "no folder /nowhere"),
+        (("worker", "--max-running", "0"), 2, "--max-running must be greater than 0"),
+        (("gateway", "--port", "99999"), 2, "--port must be at most 65535"),
+        (("run", "x", "--redis-url", "nonsense"), 2, "no address of"),
         (("run", "x", "--redis-url", "redis://:secret@127.0.0.1:1"), 3, "octavo up"),
         (("nosuch",), 2, "No such command"),
     ],
@@ -137,6 +147,25 @@ def test_run_cancels_its_job_when_it_is_ended(
     assert "Traceback" not in process.stderr.read()
     job_id = cli.json("jobs", "ls", "--limit", "1")["jobs"][0]["id"]
     eventually(lambda: cli.json("jobs", "show", job_id)["status"] == "cancelled")
+
+
+def test_up_has_a_secret_with_which_clients_sign(up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for its user alone, and the same at the next start."""
+    secret = up.cli.state_dir / "secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv("OCTAVO_STATE_DIR", str(up.cli.state_dir))
+    for name in ("REDIS_URL", "OCTAVO_REDIS_URL", "OCTAVO_SECRET", "OCTAVO_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    before = secret.read_text()
+    assert local.secret_file() == secret
+    assert secret.read_text() == before
+    with Client() as client:
+        job = client.submit("ROMEO:", model="demo", max_tokens=4)
+        url = f"http://127.0.0.1:{up.port}/v1/jobs/{job.id}/log"
+        job.result()
+        assert httpx.get(url, params={"token": job.read_token()}).status_code == 200
+        assert httpx.get(url, params={"token": "x"}).status_code == 401
+    assert sorted(path.name for path in up.cli.state_dir.glob("secret*")) == ["secret"]
 
 
 def test_run_outlives_its_terminal_under_nohup(cli: Cli) -> None:
@@ -302,7 +331,7 @@ def test_a_batch_killed_in_the_middle_goes_on_and_generates_nothing_twice(cli: C
 def test_a_repeated_custom_id_is_refused_before_anything_runs(cli: Cli, tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"custom_id": "a", "prompt": "x"}\n{"custom_id": "a", "prompt": "y"}\n')
-    assert "'a' stands on several lines" in cli("batch", "run", str(source), str(target), code=1)
+    assert "'a' stands on several lines" in cli("batch", "run", str(source), str(target), code=2)
     assert not target.exists()
 
 

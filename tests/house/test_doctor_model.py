@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_configs import tiny
+from transformers import BloomConfig
 from typer.testing import CliRunner
 
 from octavo.cli.app import build_app
@@ -74,3 +76,31 @@ def test_refusals_of_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     _, weights = diagnose("--model", "demo")
     assert weights is not None
     assert weights["quantization"] == "fp8 by fp8"
+
+
+def test_a_model_that_a_worker_refuses_is_not_ok(tmp_path: Path) -> None:
+    BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4).save_pretrained(tmp_path)
+    finding, weights = diagnose("--model", str(tmp_path))
+    assert (finding["state"], weights) == ("error", None)
+    assert finding["found"].startswith("BloomForCausalLM called transformers' attention interface for 0 of 1 layers")
+
+
+def test_weights_of_llama_cpp_are_named(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    finding, weights = diagnose("--model", str(tmp_path))
+    assert (finding["state"], weights) == ("error", None)
+    assert "holds llama.cpp's .gguf weights: give the folder of the safetensors checkpoint" in finding["found"]
+
+
+def test_a_config_that_seems_to_lack_something_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 128}
+    config = tiny("qwen2", rope_parameters=yarn)
+    assert config is not None
+    config.save_pretrained(tmp_path)
+    monkeypatch.setenv("OCTAVO_LOAD_FORMAT", "dummy")
+    found = json.loads(doctor("--json", "--model", str(tmp_path)))["findings"]
+    (finding,) = (finding for finding in found if finding["name"] == "weights")
+    assert (finding["state"], "set max_position_embeddings in config.json to 512" in finding["next_step"]) == (
+        "warning",
+        True,
+    )

@@ -12,7 +12,8 @@ import pytest
 
 from octavo.queue import local
 from octavo.queue.local import LocalService
-from octavo.service.service import Plan, Service, gpus, is_free
+from octavo.service.ports import is_free
+from octavo.service.service import Plan, Service, gpus
 from octavo.terms.errors import OctavoError
 
 PLAN = Plan("demo", 3, "127.0.0.1", 8000, None)

@@ -44,27 +44,27 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 1710,
+    "octavo.cli": 1940,
     "octavo_worker.bench": 1860,
-    "octavo_worker.assembly": 1440,
-    "octavo_gateway": 4620,
-    "octavo_worker.agent": 4620,
-    "octavo_worker.engine": 6130,
+    "octavo_worker.assembly": 1570,
+    "octavo_gateway": 4860,
+    "octavo_worker.agent": 4930,
+    "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
     "octavo_worker.runner": 3500,
-    "octavo_worker.model": 5070,
+    "octavo_worker.model": 6510,
     "octavo_worker.ranks": 660,
-    "octavo_worker.contract": 1360,
+    "octavo_worker.contract": 1390,
     "octavo_kernels": 3880,
-    "octavo.service": 3570,
-    "octavo.dialects": 6460,
-    "octavo.client": 1700,
-    "octavo.queue": 3520,
-    "octavo.terms": 1590,
+    "octavo.service": 2010,
+    "octavo.dialects": 7190,
+    "octavo.client": 1780,
+    "octavo.queue": 3150,
+    "octavo.terms": 1860,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 51_900
+MOST_LINES_IN_ALL = 54_100
 
 
 def lines_of(room: str) -> int:

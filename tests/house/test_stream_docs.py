@@ -1,4 +1,4 @@
-"""The commands of docs/streams.md and docs/anthropic.md, on a real service."""
+"""The commands of docs/streams.md follow one job in every dialect."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 from cli_driver import Up
 from waiting import STALL_S
 
@@ -31,14 +29,16 @@ def run(up: Up, *command: str, **variables: str) -> str:
 
 
 def test_one_job_in_every_dialect(up: Up) -> None:
-    create, events, log, live, chat, resume = blocks("streams.md", "sh")
-    job = json.loads(run(up, "sh", "-c", create))
-    assert set(job["links"]) >= {"stream", "log"}
-    of_job = {"ID": job["id"]}
+    create, events, token, log, live, chat, resume = blocks("streams.md", "sh")
+    of_job = {"ID": run(up, "sh", "-c", f'{create}\necho "$ID"').strip()}
 
     rest = [json.loads(line[6:]) for line in run(up, "sh", "-c", events, **of_job).splitlines() if line[:6] == "data: "]
     assert sum(len(event.get("token_ids", ())) for event in rest) == 20
     assert (rest[-1]["offset"], rest[-1]["status"]) == (40, "completed")
+
+    links = json.loads(run(up, "sh", "-c", token, **of_job))["links"]
+    with_token = run(up, "curl", "-sN", f"http://{ADDRESS}{links['stream']}&after=20")
+    assert with_token == run(up, "sh", "-c", events, **of_job)
 
     head, _, body = run(up, "sh", "-c", log, **of_job).replace("\r", "").partition("\n\n")
     messages = json.loads(body)
@@ -55,9 +55,3 @@ def test_one_job_in_every_dialect(up: Up) -> None:
     assert parts.startswith('data: {"type":"start"')
     assert parts.rstrip().endswith("data: [DONE]")
     assert run(up, "sh", "-c", resume) == ""  # it has ended
-
-
-@pytest.mark.full
-def test_the_example_for_anthropic_s_client(up: Up) -> None:
-    (program,) = blocks("anthropic.md", "python")
-    assert len(run(up, sys.executable, "-c", program)) > 10

@@ -19,8 +19,9 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from octavo_worker.model.config import DecoderConfig, decoder_config
+from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.errors import UnsupportedModel
+from octavo_worker.model.families import decoder_config
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "max_position_embeddings": 512}
 LONG = {
@@ -93,7 +94,7 @@ def test_longrope_factors_follow_the_context_served(length: int | None) -> None:
 
 def test_windows_slide_where_the_config_says() -> None:
     def windows(config: PreTrainedConfig) -> list[int]:
-        return [layer.sliding_window for layer in described(config).layers]
+        return [layer.attention.sliding_window for layer in described(config).layers]
 
     assert windows(MistralConfig(**SMALL, sliding_window=32)) == [32] * 4
     assert windows(MistralConfig(**SMALL, sliding_window=None)) == [0] * 4
@@ -103,18 +104,18 @@ def test_windows_slide_where_the_config_says() -> None:
 
 def test_gemma3_layers_rotate_with_their_own_frequencies() -> None:
     config = described(Gemma3TextConfig(**SMALL, head_dim=16, sliding_window=8, sliding_window_pattern=2))
-    assert [layer.rope for layer in config.layers] == ["sliding_attention", "full_attention"] * 2
+    assert [layer.attention.rope for layer in config.layers] == ["sliding_attention", "full_attention"] * 2
     fastest = {kind: rope.inv_freq[1].item() for kind, rope in config.ropes.items()}
     assert fastest["sliding_attention"] == pytest.approx(10_000 ** (-2 / 16))
     assert fastest["full_attention"] == pytest.approx(1_000_000 ** (-2 / 16))
 
 
 def test_a_window_counts_where_the_family_has_one() -> None:
-    windows = {layer.sliding_window for layer in described(MistralConfig(**SMALL, sliding_window=16)).layers}
+    windows = {layer.attention.sliding_window for layer in described(MistralConfig(**SMALL, sliding_window=16)).layers}
     assert windows == {16}
     stray = LlamaConfig(**SMALL)
     stray.sliding_window = 16
-    assert {layer.sliding_window for layer in described(stray).layers} == {0}
+    assert {layer.attention.sliding_window for layer in described(stray).layers} == {0}
 
 
 def test_other_architectures_and_odd_variants_take_the_other_route() -> None:

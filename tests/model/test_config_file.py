@@ -24,8 +24,9 @@ from transformers import (
 from octavo_worker.assembly.choices import choose_dtype, context_length
 from octavo_worker.bench.shapes import SHAPES
 from octavo_worker.contract.files import model_folder
-from octavo_worker.model.config import decoder_config, reject
-from octavo_worker.model.config_file import FAMILIES, read_file
+from octavo_worker.model.config_file import FileConfig
+from octavo_worker.model.config_file import read_file as read_of
+from octavo_worker.model.families import STATED, decoder_config, reject
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97,
@@ -66,6 +67,10 @@ HUB: dict[str, dict[str, Any]] = {
     **SHAPES,
 }
 """As they stand on the hub, in the words of earlier versions of transformers."""
+
+
+def read_file(folder: Path) -> FileConfig | None:
+    return read_of(folder, STATED)
 
 
 def assert_read_alike(folder: Path) -> None:
@@ -120,14 +125,14 @@ def test_the_bundled_model_is_read_as_transformers_reads_it() -> None:
 
 
 def test_every_family_is_compared() -> None:
-    assert {config.model_type for config in SAVED.values()} == FAMILIES.keys()
+    assert {config.model_type for config in SAVED.values()} == STATED.keys()
 
 
 @pytest.mark.parametrize("name", SAVED)
 def test_what_a_file_leaves_out_is_left_to_transformers(tmp_path: Path, name: str) -> None:
     values = SAVED[name].to_dict()
     assert read_file(written(tmp_path, values)) is not None
-    for key in FAMILIES[values["model_type"]]:
+    for key in STATED[values["model_type"]].fields:
         assert read_file(written(tmp_path, {k: v for k, v in values.items() if k != key})) is None, key
         assert read_file(written(tmp_path, values | {key: [1]})) is None, key
 

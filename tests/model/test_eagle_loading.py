@@ -22,8 +22,8 @@ from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep, StepPlan
 from octavo_worker.model import ModelError, UnsupportedModel
-from octavo_worker.model.config import FAMILIES
 from octavo_worker.model.eagle.config import head_config
+from octavo_worker.model.families import FAMILIES
 from octavo_worker.runner.paged import PagedRunner
 
 SIZES: dict[str, Any] = {

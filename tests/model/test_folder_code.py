@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from octavo_worker.assembly.inspection import inspect
 from octavo_worker.assembly.loading import load_runner
+from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import CheckpointError, ModelError, UnsupportedModel, library
 
@@ -120,8 +121,9 @@ def test_a_part_of_the_model_does_not_choose_its_code_either(tmp_path: Path, tra
     stated["vision_config"] = {"model_type": "blip_vision_model", "_name_or_path": str(tmp_path / "model")}
     folder = harmful(tmp_path / "model", stated, trace, depth="vision_config")
     with pytest.raises(ModelError) as refused:
-        load_runner(options(folder, load_format="dummy"))
+        load_model(options(folder, load_format="dummy"), decoders=False)
     assert "trust_remote_code" not in str(refused.value), "octavo has no such option"
+    assert load_runner(options(folder, load_format="dummy")).vocab_size == GEMMA.text_config.vocab_size
     assert untouched(trace)
 
 

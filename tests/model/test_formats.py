@@ -16,8 +16,8 @@ from octavo_worker.model.causal_model import CacheConfig
 from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import DenseFormat, Format, Matrix, Reader
 from octavo_worker.model.checkpoint.source import Checkpoint
-from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import Decoder
+from octavo_worker.model.families import decoder_config
 from octavo_worker.model.layers.linear import Dense, Linear, Products
 from octavo_worker.model.layers.norm import Input
 from octavo_worker.runner.base import BaseRunner

@@ -108,7 +108,7 @@ class Mixture:
 class Attended:
     """An attention whose heads have been computed."""
 
-    reading: Mapping[str, Any] = {"block_size": 16}
+    kind = "attended"
     out = Dense(made(HIDDEN, HIDDEN))
 
     def products(self) -> Mapping[str, Linear]:

@@ -16,8 +16,8 @@ from transformers import LlamaConfig
 from octavo_worker.model.checkpoint.build import Split, build_layers
 from octavo_worker.model.checkpoint.formats import DrawnFormat, QuantisedFormat, Reader, format_of
 from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights
-from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import DecoderLayers
+from octavo_worker.model.families import decoder_config
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.shards import Shards
 from octavo_worker.ranks.group import Group

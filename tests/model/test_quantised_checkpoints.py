@@ -207,7 +207,7 @@ def test_scales_of_the_cache_are_passed_over_with_a_word(tmp_path: Path, caplog:
 def test_numerics_name_the_forms(tmp_path: Path) -> None:
     quantise(tmp_path, LLAMA, {"v_proj": as_gptq(8), PROJ: as_gptq()}, GPTQ | {"dynamic": {".*v_proj": {"bits": 8}}})
     runner = load_runner(ModelOptions(model=str(tmp_path), dtype="bfloat16", device="cpu", num_blocks=5))
-    assert re.fullmatch(r"cpu \S+ bfloat16 bfloat16 weights int4 \+ int4g32 \+ int8g32", runner.numerics)
+    assert re.fullmatch(r"cpu \S+ decoder-\d+ bfloat16 bfloat16 weights int4 \+ int4g32 \+ int8g32", runner.numerics)
 
 
 def test_a_model_of_the_other_route_is_refused_by_name(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from octavo_worker.assembly.models import load_model
+from octavo_worker.contract.files import ModelNotFound
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.checkpoint.formats import format_of
 from octavo_worker.model.errors import CheckpointError, ModelError, UnsupportedModel
@@ -77,7 +78,7 @@ def test_a_form_that_does_not_load_is_refused_by_name(tmp_path: Path, case: str)
     [
         ("quantize_config.json", {"bits": 3, "group_size": 128}, "GPTQ weights of 3 bits"),
         ("quant_config.json", {"w_bit": 4, "version": "GEMV"}, "layout 'gemv'"),
-        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "by modelopt"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "W4A8_AWQ"}}, "'W4A8_AWQ' are not loaded"),
     ],
 )
 def test_what_is_stated_beside_the_config_counts(tmp_path: Path, file: str, content: object, reason: str) -> None:
@@ -94,9 +95,28 @@ def test_the_config_of_the_text_part_counts(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_gguf_files_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "model-q4_k_m.gguf"
+    file.write_bytes(b"GGUF")
+    for model in (tmp_path, file):
+        with pytest.raises(ModelNotFound, match=r"llama\.cpp's .*weights: give .* safetensors checkpoint"):
+            load_model(ModelOptions(model=str(model), device="cpu"))
     LlamaConfig().save_pretrained(tmp_path)
-    (tmp_path / "model-q4_k_m.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=r"\.gguf.* safetensors checkpoint"):
+        load_model(ModelOptions(model=str(tmp_path), device="cpu"))
+
+
+UNSTATED = {
+    "fp8": ({"m.weight": torch.zeros(4, 8).to(torch.float8_e4m3fn)}, r"weights in FP8 \('m\.weight'\), but no quant"),
+    "gptq": ({"m.qweight": torch.zeros(1, 8, dtype=torch.int32)}, r"packed weights \('m\.qweight'\), but no quant"),
+    "mlx": ({"m.weight": torch.zeros(4, 1, dtype=torch.uint32), "m.scales": torch.zeros(4, 1)}, "quantised by MLX"),
+}
+
+
+@pytest.mark.parametrize("form", UNSTATED)
+def test_quantised_tensors_without_a_config_are_refused_by_name(tmp_path: Path, form: str) -> None:
+    tensors, reason = UNSTATED[form]
+    write(tmp_path, tensors, LlamaConfig().to_dict())
+    with pytest.raises(UnsupportedModel, match=rf"{reason}.* in bfloat16 or float16"):
         load_model(ModelOptions(model=str(tmp_path), device="cpu"))
 
 

@@ -34,8 +34,8 @@ from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.checkpoint.formats import Reader
 from octavo_worker.model.checkpoint.formats.cuts import cut_weight
 from octavo_worker.model.checkpoint.source import Cut
-from octavo_worker.model.config import decoder_config
 from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.families import decoder_config
 from octavo_worker.ranks.rank import vocabulary_of
 
 DATA = Path(__file__).parent / "data" / "quantised"

@@ -20,6 +20,7 @@ from transformers import (
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model import UnsupportedModel, transformers_route
+from octavo_worker.model.trial import tried
 
 TEXT_DECODER: dict[str, Any] = {"is_encoder_decoder": False, "is_decoder": True}
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
@@ -61,8 +62,10 @@ def test_random_weights_are_drawn_on_their_device(tmp_path: Path, monkeypatch: p
     """The weights of a mixture's experts took minutes on a CPU."""
     Qwen3MoeConfig(
         vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        num_experts=4, moe_intermediate_size=8,
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8,
     ).save_pretrained(tmp_path)  # fmt: skip
+    config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=False)
+    trial = tried(config, torch.bfloat16)
     made: list[torch.device] = []
 
     def draw(*args: Any, **ways: Any) -> Any:
@@ -72,7 +75,6 @@ def test_random_weights_are_drawn_on_their_device(tmp_path: Path, monkeypatch: p
 
     original = AutoModelForCausalLM.from_config
     monkeypatch.setattr(AutoModelForCausalLM, "from_config", draw)
-    monkeypatch.setattr(transformers_route, "TransformersModel", lambda model: model)
-    config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=False)
-    transformers_route.load_transformers(tmp_path, config, torch.bfloat16, torch.device("meta"), 0)
+    monkeypatch.setattr(transformers_route, "TransformersModel", lambda model, _: model)
+    transformers_route.load_transformers(tmp_path, config, trial, torch.bfloat16, torch.device("meta"), 0)
     assert made == [torch.device("meta")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,9 @@ from transformers.utils import logging
 from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import DenseFormat, Reader
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut, RandomWeights, WeightSource
-from octavo_worker.model.config import decoder_config
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.errors import CheckpointError
+from octavo_worker.model.families import decoder_config
 from octavo_worker.model.layers.linear import Products
 
 SMALL = {
@@ -185,10 +185,10 @@ def test_a_head_is_compared_with_the_embedding_once_both_have_been_read(tmp_path
             target.zero_()
             reads.append((name, target, transposed))
 
-        def finish(self, ignored: Iterable[str]) -> None:
+        def finish(self, has_no_use: Callable[[str], bool]) -> None:
             for read in reads:
                 super().read(*read)
-            super().finish(ignored)
+            super().finish(has_no_use)
 
     reads: list[tuple[str, torch.Tensor, bool]] = []
     config = LlamaConfig(**SMALL, tie_word_embeddings=True)

@@ -15,7 +15,7 @@ from octavo_worker.model.transformers_route import TransformersModel
 
 from .conftest import Pair
 from .drive import Engine, request
-from .zoo import ALL, GENERIC, ROUTED, VOCAB
+from .zoo import ALL, OWN, ROUTED, VOCAB
 
 LENGTHS = [1, 15, 16, 17, 31, 32, 33, 255, 256, 257]
 NEW = 24
@@ -48,6 +48,7 @@ def teacher_forced(pair: Pair, prompt: list[int], output: list[int]) -> list[int
     return logits.argmax(-1).tolist()
 
 
+@pytest.mark.full(but=22)
 @pytest.mark.parametrize("name", ALL)
 def test_batch(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
     expected = [teacher_forced(pair(name), p, o) for p, o in zip(prompts(), batched(name), strict=True)]
@@ -121,5 +122,5 @@ def test_chunked_prefill(name: str, pair: Callable[[str], Pair], batched: Callab
 
 
 def test_each_model_takes_its_route(pair: Callable[[str], Pair]) -> None:
-    assert {type(pair(name).runner.model) for name in GENERIC} == {Decoder}
+    assert {type(pair(name).runner.model) for name in OWN} == {Decoder}
     assert {type(pair(name).runner.model) for name in ROUTED} == {TransformersModel}

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    ApertusConfig,
     AutoModelForCausalLM,
-    CohereConfig,
     DbrxConfig,
     DeepseekV3Config,
     Gemma2Config,
@@ -24,28 +24,16 @@ from transformers import (
     Olmo2Config,
     OPTConfig,
     Phi3Config,
+    PhiConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
-    Starcoder2Config,
 )
 
-VOCAB = 211
-CONTEXT = 384
+from .cousins import COUSINS
+from .tiny import COMMON, CONTEXT, VOCAB
 
-COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -113,8 +101,9 @@ GENERIC: dict[str, PreTrainedConfig] = {
 }
 ROUTED: dict[str, PreTrainedConfig] = {
     "gpt_neox": GPTNeoXConfig(**{**COMMON, "num_key_value_heads": 4}),
-    "cohere": CohereConfig(**COMMON),
-    "starcoder2": Starcoder2Config(**COMMON, sliding_window=24),
+    "apertus": ApertusConfig(**COMMON, rope_parameters={"rope_type": "default", "rope_theta": 900.0}),
+    "phi": PhiConfig(**COMMON),
+    "mixtral-sliding": MixtralConfig(**COMMON, num_local_experts=4, sliding_window=24),
     "mixtral": MixtralConfig(**COMMON, num_local_experts=4),
     "dbrx": DbrxConfig(
         d_model=64,
@@ -142,40 +131,49 @@ ROUTED: dict[str, PreTrainedConfig] = {
         first_k_dense_replace=1,
     ),
 }
-ALL = GENERIC | ROUTED
+OWN = GENERIC | COUSINS
+ALL = OWN | ROUTED
 
 
 WIDE: dict[str, Any] = {**COMMON, "hidden_size": 128, "head_dim": 32}
 ROUTED_ON_CUDA: dict[str, PreTrainedConfig] = {
     "gpt_neox": GPTNeoXConfig(**{**COMMON, "hidden_size": 128, "num_key_value_heads": 4}),
-    "starcoder2": Starcoder2Config(**{**COMMON, "hidden_size": 128}, sliding_window=24),
+    "mixtral-sliding": MixtralConfig(**WIDE, num_local_experts=4, sliding_window=24),
     "mixtral": MixtralConfig(**WIDE, num_local_experts=4),
 }
 """With heads that the CUDA kernels take."""
 
 
-def build(name: str, config: PreTrainedConfig | None = None) -> PreTrainedModel:
+def build(name: str, config: PreTrainedConfig | None = None, width: float = 2.5) -> PreTrainedModel:
     """The model as transformers runs it: float32, eager attention.
 
     Matrices are drawn wide enough that the next token depends on the context and the best logit stands clear of the
-    second; norms and biases are moved off their neutral values, so that a forgotten one shows.
+    second; norms and biases are moved off their neutral values, so that a forgotten one shows. A smaller `width` leaves
+    rounding errors as they are, where attention that looks at one token alone makes them larger.
     """
     torch.manual_seed(sum(map(ord, name)))
     made = AutoModelForCausalLM.from_config(config or ALL[name], attn_implementation="eager", trust_remote_code=False)
     model = made.float().eval()
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if parameter.dim() >= 2:
-                fan_in = parameter.shape[0] if "c_" in key else parameter.shape[-1]
-                tied = model.config.tie_word_embeddings and key.endswith(("embed_tokens.weight", "wte.weight"))
-                parameter.normal_(0.0, (0.2 if tied else 2.5) / fan_in**0.5)  # tied: or a token predicts itself
-            else:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+    widen(model, width)
     model.generation_config.eos_token_id = None
     return model
 
 
-def save(name: str, folder: Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
-    model = build(name, config)
+def widen(model: PreTrainedModel, width: float) -> None:
+    """Draws all weights anew."""
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                fan_in = parameter.shape[0] if "c_" in key else parameter.shape[-1]
+                tied = getattr(model.config, "tie_word_embeddings", False) and key.endswith(
+                    ("embed_tokens.weight", "wte.weight")
+                )
+                parameter.normal_(0.0, (0.2 if tied else width) / fan_in**0.5)  # tied: or a token predicts itself
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+
+
+def save(name: str, folder: Path, config: PreTrainedConfig | None = None, width: float = 2.5) -> PreTrainedModel:
+    model = build(name, config, width)
     model.save_pretrained(folder)
     return model

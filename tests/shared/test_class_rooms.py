@@ -169,7 +169,7 @@ def test_a_takeover_of_a_class_without_room_leaves_it_to_others(fleet: Fleet) ->
     assert fleet.got(9, 9, 0, digest="d") == []
     high = fleet.add("high")
     assert fleet.got(9, 9, 0, digest="d") == [high]
-    assert fleet.got(9, 9, 9, digest="d") == low
+    assert sorted(fleet.got(9, 9, 9, digest="d")) == sorted(low)
 
 
 @pytest.mark.parametrize("lane", ["resume", "resume:=d"])

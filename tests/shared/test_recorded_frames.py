@@ -13,6 +13,7 @@ import pytest
 
 from octavo.queue import wire
 from octavo.terms.errors import MalformedMessage
+from octavo.terms.sampling import NEUTRAL
 
 DATA = Path(__file__).parent / "data"
 RECORDED = [row for file in sorted(DATA.glob("frames-*.json")) for row in json.loads(file.read_text(encoding="utf-8"))]
@@ -35,9 +36,13 @@ def test_a_recorded_frame_says_the_same(recorder: ModuleType, kind: str, frame: 
 
 
 def known_then(decoded: Any, value: Any) -> Any:
-    """Without the fields that the recorded value does not have, as its version did not know them."""
+    """Without the fields that the recorded value does not have, as its version did not know them. What was not written
+    down, because it was the default, is now the model's to say."""
     if isinstance(value, dict):
-        return {name: known_then(decoded[name], item) for name, item in value.items()}
+        return {
+            name: item if decoded[name] is None and NEUTRAL.get(name) == item else known_then(decoded[name], item)
+            for name, item in value.items()
+        }
     if isinstance(value, list) and len(value) == len(decoded):
         return [known_then(there, item) for there, item in zip(decoded, value, strict=True)]
     return decoded

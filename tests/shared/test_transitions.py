@@ -15,7 +15,17 @@ from octavo.terms.errors import UnknownModel
 from octavo.terms.limits import Retention
 from octavo.terms.messages import Chunk, JobError, JobStatus, Terminal, Usage
 
-LIVE_KEYS = {"models", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers"}  # what may stay when all jobs have ended
+LIVE_KEYS = {
+    "models",
+    "traits",
+    "reaper",
+    "seq",
+    "ev",
+    "dlq",
+    "jobs",
+    "x",
+    "workers",
+}  # what may stay when all jobs have ended
 
 
 def offsets(events: Any) -> list[int]:
@@ -242,7 +252,7 @@ def test_what_ended_expires_and_leaves_nothing_but_live_keys(world: Any, request
     assert world.immortal_keys() <= LIVE_KEYS
     world.lapse(job_id, due="x")
     world.reap()
-    assert world.immortal_keys() == {"models", "reaper", "seq", "ev"}
+    assert world.immortal_keys() == {"models", "traits", "reaper", "seq", "ev"}
 
 
 def test_a_failure_keeps_its_error(world: Any) -> None:

@@ -53,7 +53,8 @@ def test_the_hash_is_documented() -> None:
     named = {
         name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1] if row else "")
     }
-    inner = {JobHash.REQUEST, JobHash.SEED, JobHash.IDEMPOTENCY_KEY}  # a submitter's, not a reader's
+    of_submitters = {JobHash.REQUEST, JobHash.SEED, JobHash.IDEMPOTENCY_KEY}
+    inner = {*of_submitters, JobHash.RETENTION, JobHash.ERASED}  # the queue's, not a reader's
     assert named == {field.value for field in JobHash} - inner
     assert all(f"`{status.value}`" in table for status in JobStatus)
 

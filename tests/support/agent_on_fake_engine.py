@@ -23,7 +23,7 @@ def main() -> None:
         model=f"fake:vocab_size=2048,{fake}",
         max_running=min(64, options.engine.max_running),
         token_budget=512,
-        max_model_len=1024,
+        max_model_len=options.engine.max_model_len or 1024,
     )
     engine = str(Path(__file__).parent / "fake_engine.py")
     try:

@@ -47,6 +47,12 @@ async def register(connection: redis.asyncio.Redis, model: str = MODEL) -> None:
     await run(connection, CELL.register_model(card))
 
 
+async def beat(connection: redis.asyncio.Redis, worker_id: str = "w", model: str = MODEL) -> None:
+    """One heartbeat of a worker that does nothing else: it is alive for some seconds."""
+    info = WorkerInfo(id=worker_id, model=model, host="here", pid=1, started_at=1.0)
+    await run(connection, CELL.heartbeat(worker_id, [], lease_ms=60_000, info=wire.encode_worker(info)))
+
+
 async def claimed(connection: redis.asyncio.Redis) -> Claim:
     """The one job that waits."""
     call = CELL.claim(MODEL, "w", max_jobs=1, max_tokens=99, lease_ms=60_000, idle=True)

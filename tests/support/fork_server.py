@@ -80,7 +80,7 @@ class Server:
         self._awake, wakeup = os.pipe()
         os.set_blocking(self._awake, False)
         os.set_blocking(wakeup, False)
-        self._descriptors = [listener.fileno(), self._awake, wakeup]
+        self._pipe = (self._awake, wakeup)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -127,7 +127,8 @@ class Server:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._selector.close()
-        for descriptor in (*self._descriptors, *self._statuses.values()):
+        self._listener.close()  # by its object, which would otherwise close what has its number later
+        for descriptor in (*self._pipe, *self._statuses.values()):
             os.close(descriptor)
         highest = max([*places, *descriptors]) + 1
         moved = [os.dup2(descriptor, highest + place) for place, descriptor in enumerate(descriptors)]

@@ -16,8 +16,14 @@ from pathlib import Path
 
 from fork_server import Program, request_fork
 
+from octavo.cli.listed import LISTED
+
 _SERVER = Path(__file__).parent / "fork_server.py"
-_LIGHT = ("octavo.cli.app", "octavo_gateway.app", "octavo_worker.agent.supervisor", "octavo_worker.engine.process")
+_COMMANDS = tuple(command.module for command in LISTED.values() if command.module)
+_LIGHT = (
+    *("octavo.cli.app", *_COMMANDS),
+    *("octavo_gateway.app", "octavo_worker.agent.supervisor", "octavo_worker.engine.process"),
+)
 _HEAVY = ("torch", "octavo_worker.assembly.engine_process", "octavo_worker.assembly.loading")
 
 

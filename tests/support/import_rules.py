@@ -134,7 +134,8 @@ RULES = [
             *(
                 "python_multipart",
                 *CLIENT,
-                *shared("dialects", "service.flags", "service.storage", "service.children", "service.server"),
+                *shared("dialects", "service.flags", "service.ports", "service.storage", "service.children"),
+                *shared("service.server"),
                 *PUBLIC_CLIENT,
             ),
         ),

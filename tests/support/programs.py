@@ -13,13 +13,14 @@ from waiting import STALL_S
 
 @asynccontextmanager
 async def run_program(
-    *words: str, folder: Path | None = None, **environment: str
+    *words: str, folder: Path | None = None, inherits: bool = True, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """It has pipes for its output and errors, and ends with the block."""
+    """It has pipes for its output and errors, and ends with the block. Without `inherits`, the variables are all of its
+    environment."""
     process = await asyncio.create_subprocess_exec(
         *words,
         cwd=folder,
-        env=os.environ | environment,
+        env=(dict(os.environ) if inherits else {}) | environment,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

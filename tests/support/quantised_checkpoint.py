@@ -65,7 +65,7 @@ def assert_is(weight: QuantisedWeight, q: Tensor, zeros: Tensor, scales: Tensor,
 
 def logits(folder: Path, ids: Sequence[int], dtype: str = "float32") -> Tensor:
     """Logits of every position of one prompt, float32, from the model in `folder`."""
-    model, _ = load_model(ModelOptions(model=str(folder), dtype=dtype, device="cpu"))
+    model, _ = load_model(ModelOptions(model=str(folder), dtype=dtype, device="cpu", max_model_len=64))
     BaseRunner(model, CacheConfig(9, 16), 64, 64)
     batch = ragged_batch([SequenceStep(list(ids), 0, [1, 2, 3, 4])], 16, model.vocab_size)
     with torch.inference_mode():

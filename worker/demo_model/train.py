@@ -227,13 +227,13 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> PreTrained
         additional_special_tokens=[SYSTEM, USER, ASSISTANT],
         model_max_length=model.config.max_position_embeddings,
         clean_up_tokenization_spaces=False,
+        octavo_longest_string=24,  # a model of plays ends no string of JSON
     )
     wrapped.chat_template = (HERE / "chat_template.jinja").read_text()
     wrapped.save_pretrained(out)
     model.config.attention_dropout = 0.0
     model.generation_config = GenerationConfig(
-        bos_token_id=model.config.bos_token_id, eos_token_id=model.config.eos_token_id, do_sample=True,
-        temperature=0.8, top_p=0.95,
+        bos_token_id=model.config.bos_token_id, eos_token_id=model.config.eos_token_id, do_sample=True
     )  # fmt: skip
     model.to(torch.bfloat16).save_pretrained(out)
     return wrapped

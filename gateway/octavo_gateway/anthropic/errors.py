@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Mapping
 from typing import Any
 
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
-from fastapi.routing import APIRoute
-from pydantic import ValidationError
-
-from octavo.terms.errors import OctavoError
-from octavo_gateway.errors import ApiError, of_exception
+from starlette.datastructures import Headers
 
 _TYPES = {
     400: "invalid_request_error",
@@ -24,25 +17,17 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_PATH = "/v1/messages"
+_VERSION = "anthropic-version"
 
 
-class AnthropicRoute(APIRoute):
-    """A route whose errors have this shape."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_with_errors(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except (ApiError, OctavoError, ValidationError, RequestValidationError) as error:
-                found = of_exception(error)
-                return JSONResponse(error_body(found), found.status, found.headers)
-
-        return handle_with_errors
+def is_expected(scope: Mapping[str, Any]) -> bool:
+    """True if the client of a request reads this shape: by its path, or by the header that Anthropic's clients send."""
+    path = scope.get("path", "")
+    return path == _PATH or path.startswith(f"{_PATH}/") or _VERSION in Headers(raw=list(scope.get("headers", ())))
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
-    """`error` in this shape. Its message begins with the field at fault, if one is."""
-    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """An error in this shape. Its message begins with the field at fault, if one is."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}

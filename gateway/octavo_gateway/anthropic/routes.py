@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from octavo.dialects.anthropic.body import CountRequest, MessagesRequest
+from octavo.dialects.anthropic.body import TABLES, CountRequest, MessagesRequest
 from octavo.dialects.anthropic.events import Event, MessageEvents, whole_message
 from octavo.dialects.events import json_line
 from octavo.dialects.openai.answers import answer_parser
 from octavo.terms.errors import OctavoError
 from octavo.terms.messages import Chunk
-from octavo_gateway.anthropic.errors import AnthropicRoute, error_body
+from octavo_gateway.anthropic.errors import error_body
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.door import KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError, of_exception
@@ -23,21 +23,21 @@ from octavo_gateway.openai.generation import Generation
 from octavo_gateway.state import Gateway
 from octavo_gateway.tokenizer import known_model, tokenized
 
-router = APIRouter(prefix="/v1/messages", tags=["anthropic"], route_class=AnthropicRoute)
+router = APIRouter(prefix="/v1/messages", tags=["anthropic"])
 
 
 @router.post("", openapi_extra=described(MessagesRequest), response_model=None)
 async def messages(
     request: Request,
     tenant: CurrentTenant,
-    body: Annotated[MessagesRequest, Depends(json_body(MessagesRequest))],
+    body: Annotated[MessagesRequest, Depends(json_body(MessagesRequest, TABLES[MessagesRequest]))],
     idempotency_key: KeyHeader = None,
 ) -> Response:
     """Answer a conversation, at once or as a stream. A client that disconnects cancels its job, unless it may repeat
     its request."""
     completion, repeatable = await apart(request, lambda: (body.completion(), Repeatable.of(idempotency_key, body)))
     jobs = await apart(request, completion.jobs)
-    generation = Generation(request.state.gateway, jobs, tenant, completion.grammar_field, repeatable)
+    generation = Generation(request.state.gateway, jobs, tenant, body.grammar_field, repeatable)
     await generation.submit(request)
     (job_id,) = generation.job_ids
     answer = MessageEvents(job_id, body.model, answer_parser(completion, job_id), body.stop_sequences)
@@ -56,7 +56,7 @@ async def messages(
 async def count_tokens(
     request: Request,
     _: CurrentTenant,
-    body: Annotated[CountRequest, Depends(json_body(CountRequest))],
+    body: Annotated[CountRequest, Depends(json_body(CountRequest, TABLES[CountRequest]))],
 ) -> dict[str, int]:
     """The tokens of the prompt that these messages would be."""
     gateway: Gateway = request.state.gateway
@@ -78,7 +78,8 @@ async def _pump(generation: Generation, answer: MessageEvents, mailbox: Mailbox)
     except (ApiError, OctavoError) as error:
         if not mailbox.used:
             raise
-        await mailbox.put(_frame("error", error_body(of_exception(error))))
+        found = of_exception(error)
+        await mailbox.put(_frame("error", error_body(found.status, found.message)))
         return
     await send(answer.end(generation.usage))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing, suppress
 from typing import Annotated, Literal
 
@@ -11,7 +12,6 @@ from fastapi.responses import JSONResponse, Response
 
 from octavo.queue.pages import Page
 from octavo.terms.errors import JobNotFound
-from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.durable.answers import (
     CURSOR,
     NOT_CACHED,
@@ -24,7 +24,7 @@ from octavo_gateway.durable.answers import (
 from octavo_gateway.durable.log import Batch, Offset, batch_of_events, batch_of_page
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_disconnected, unless_draining
-from octavo_gateway.jobs.owned import check_id, check_owner
+from octavo_gateway.jobs.readers import CurrentReader, Reader
 from octavo_gateway.state import Gateway
 
 MOST_MESSAGES = 4096
@@ -39,10 +39,9 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 @router.head("/{job_id}/log", include_in_schema=False)
-async def tail(request: Request, job_id: str, tenant: CurrentTenant) -> Response:
+async def tail(request: Request, job_id: str, reader: CurrentReader) -> Response:
     """Where the log ends now, and whether it ends for good."""
-    check_id(job_id)
-    end = await JobLog(request, job_id, tenant).tail()
+    end = await JobLog(request, job_id, reader).tail()
     headers = headers_of(end, up_to_date=False, closed=end.ended)
     return Response(headers={**_JSON, **NOT_CACHED, **headers})
 
@@ -58,7 +57,7 @@ async def tail(request: Request, job_id: str, tenant: CurrentTenant) -> Response
 async def read(
     request: Request,
     job_id: str,
-    tenant: CurrentTenant,
+    reader: CurrentReader,
     offset: Annotated[
         str | None, Query(description="`Stream-Next-Offset` of an earlier answer; `-1`: the beginning; `now`: the end.")
     ] = None,
@@ -73,8 +72,7 @@ async def read(
         raise _invalid_offset("several offsets: send one")
     if live is not None and offset is None:
         raise _invalid_offset(f"live={live} needs an offset: -1 is the beginning, now the end")
-    check_id(job_id)
-    log = JobLog(request, job_id, tenant)
+    log = JobLog(request, job_id, reader)
     if offset == "now":
         start = await log.tail()
     else:
@@ -93,22 +91,22 @@ async def read(
 class JobLog:
     """One request for the log of a job."""
 
-    def __init__(self, request: Request, job_id: str, tenant: str) -> None:
+    def __init__(self, request: Request, job_id: str, reader: Reader) -> None:
         self._request = request
         self._gateway: Gateway = request.state.gateway
         self._job_id = job_id
-        self._tenant = tenant
+        self._reader = reader
 
     async def tail(self) -> Offset:
         """Raises JobNotFound."""
         info, end = await self._gateway.client.tail(self._job_id)
-        check_owner(info, self._tenant)
+        self._reader.check(info)
         return Offset(end.offset, info.status.is_terminal, end.epoch)
 
     async def batch(self, start: Offset) -> Batch:
         """Messages that are stored beyond `start`. Raises JobNotFound, and ApiError for an offset without a meaning."""
         page = await self._gateway.client.page(self._job_id, start.position)
-        check_owner(page.info, self._tenant)
+        self._reader.check(page.info)
         _check_offset(page, start)
         return batch_of_page(page, start, MOST_MESSAGES)
 
@@ -149,7 +147,7 @@ class JobLog:
 
         async def pump(mailbox: Mailbox) -> None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CONNECTION_S):
+                async with asyncio.timeout(min(CONNECTION_S, self._reader.until - time.time())):
                     await unless_draining(self._gateway, self._follow(first, cursor, mailbox))
 
         return EventStream(self._request, pump)

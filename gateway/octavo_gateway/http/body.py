@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -11,6 +12,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from pydantic_core import from_json
 
+from octavo.dialects.field_table import FieldTable
+from octavo.dialects.ignored import Ignored
+from octavo.dialects.openai.thinking import EffortFields
+from octavo.dialects.sieve import sift
 from octavo.terms.errors import InvalidRequest
 from octavo_gateway.errors import ApiError
 from octavo_gateway.state import Gateway
@@ -20,6 +25,11 @@ Model = TypeVar("Model", bound=BaseModel)
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
+
+STRICT = "octavo-strict"
+"""Header of a request whose unknown fields are to be refused."""
+
+_SAID = {"1": True, "true": True, "0": False, "false": False}
 
 MAX_CONTAINERS = 16_000
 MAX_MEMBERS = 48_000
@@ -68,19 +78,40 @@ def media_type(request: Request, *accepted: str) -> str:
     return found
 
 
-def json_body(model: type[Model]) -> Callable[[Request], Awaitable[Model]]:
-    """A FastAPI dependency: the request's JSON body as `model`."""
+def json_body(model: type[Model], fields: FieldTable | None = None) -> Callable[[Request], Awaitable[Model]]:
+    """A FastAPI dependency: the request's JSON body as `model`. With `fields` its hints are taken and named."""
 
     async def read(request: Request) -> Model:
         media_type(request, JSON)
         gateway: Gateway = request.state.gateway
+        sifted = None if fields is None else _sieve(request, fields)
         body = await read_body(request, gateway.settings.max_body_bytes)
-        return await apart(request, lambda: parsed(model, body))
+        value = await apart(request, lambda: parsed(model, body, sifted))
+        if fields is not None and isinstance(value, EffortFields) and value.says_how_to_think:
+            variables = await gateway.switches.of(getattr(value, "model", ""))
+            for name in value.unread(variables) if variables is not None else ():
+                request.state.ignored.add(name)
+        return value
 
     return read
 
 
-def parsed(model: type[Model], body: bytes) -> Model:
+def _sieve(request: Request, fields: FieldTable) -> Callable[[Any], None]:
+    """Sifts the body of a request. What is ignored is named also where the request fails. Raises ApiError 400."""
+    ignored = request.state.ignored = Ignored()
+    return partial(sift, fields, ignored=ignored, strict=asks_strictly(request))
+
+
+def asks_strictly(request: Request) -> bool:
+    """True if unknown fields of this request are to be refused. Raises ApiError 400."""
+    said = request.headers.get(STRICT, "0").strip().lower()
+    if said not in _SAID:
+        raise ApiError(400, f"{STRICT}: send 1, or leave it out", code="invalid_value", param=STRICT)
+    gateway: Gateway = request.state.gateway
+    return gateway.settings.strict_fields or _SAID[said]
+
+
+def parsed(model: type[Model], body: bytes, sifted: Callable[[Any], None] | None = None) -> Model:
     """JSON as `model`. Invalid UTF-8, lone surrogates and too deep nesting are no JSON. Raises InvalidRequest, and
     ValidationError."""
     _check_counts(body)
@@ -88,6 +119,8 @@ def parsed(model: type[Model], body: bytes) -> Model:
         value = from_json(body)
     except ValueError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if sifted is not None:
+        sifted(value)
     return model.model_validate(value)
 
 
@@ -108,10 +141,10 @@ def _exceeds(text: bytes) -> bool:
     return containers > MAX_CONTAINERS or text.count(b":") > MAX_MEMBERS or text.count(b",") >= MAX_VALUES
 
 
-def described(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
+def described(model: type[BaseModel], *media_types: str, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its own body."""
     schema = {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}
-    return {"requestBody": {"required": True, "content": dict.fromkeys(media_types or (JSON,), schema)}}
+    return {"requestBody": {"required": required, "content": dict.fromkeys(media_types or (JSON,), schema)}}
 
 
 def add_schemas(openapi: dict[str, Any], *models: type[BaseModel]) -> None:

@@ -44,6 +44,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **keywords)
         self._gateway: Gateway = self.app_state["gateway"]
         self._settings = self._gateway.settings
+        self.timeout_keep_alive = self._settings.idle_timeout
         self._pending_bytes = 0  # of a head, or between two pieces of a body
         self._receiving: asyncio.TimerHandle | None = None
         self._uploaded: int | None = None  # bytes of an upload since its rate was looked at
@@ -58,14 +59,17 @@ class HttpProtocol(HttpToolsProtocol):
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if len(self.connections) > min(self._settings.max_connections, open_files - _RESERVED_FILES):
             self._refuse(ApiError(503, "too many connections: try again", code="too_many_connections"))
-        else:
-            self._expect_request()
+        else:  # load balancers and browsers open some ahead of their requests
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self._settings.idle_timeout, self.timeout_keep_alive_handler
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._request_received()
         self._unparsed.clear()
         if self._taking is not None:
             self._taking.end()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
         for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):  # the base class knows the latest only
             if cycle is not None and not cycle.response_complete:
@@ -195,7 +199,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._has_request:
             self._gateway.metrics.http_requests.labels("unknown", "unknown", error.status).inc()
         if not self._has_request or (self.cycle.more_body and not self.cycle.response_started):
-            response = error.response()
+            response = error.response(self.scope or {})
             head = [b"HTTP/1.1 %d %s" % (error.status, HTTPStatus(error.status).phrase.encode())]
             head += [b"%s: %s" % header for header in response.raw_headers]
             self.transport.write(b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)]))

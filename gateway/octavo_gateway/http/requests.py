@@ -10,10 +10,13 @@ from time import monotonic
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.dialects.ignored import Ignored
 from octavo_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 
 INTERNAL_ERROR = ApiError(500, "an error inside the gateway; its log says more", code="internal_error")
 HEADER = "X-Request-Id"
+IGNORED = "octavo-ignored"
+"""Names of the request's fields that were taken and change nothing."""
 _FOR_BROWSERS = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",  # pages that CORS admits ask in its way
@@ -43,6 +46,8 @@ class RequestLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = request_id
+                if ignored := _ignored(scope):
+                    headers[IGNORED] = ignored
                 headers.update(_FOR_BROWSERS)
             await send(message)
 
@@ -51,7 +56,7 @@ class RequestLog:
         except Exception:
             log.exception("request failed", extra={"request_id": request_id, "path": _route(scope)})
             if status is None:
-                await INTERNAL_ERROR.response()(scope, receive, send_with_id)
+                await INTERNAL_ERROR.response(scope)(scope, receive, send_with_id)
         finally:
             status = status or CLIENT_CLOSED_REQUEST
             _count(scope, status)
@@ -68,6 +73,11 @@ def _route(scope: Scope) -> str:
     return getattr(scope.get("route"), "path", "unknown")
 
 
+def _ignored(scope: Scope) -> str:
+    found: Ignored | None = scope.get("state", {}).get("ignored")
+    return found.header() if found is not None else ""
+
+
 def _count(scope: Scope, status: int) -> None:
     if (gateway := scope.get("state", {}).get("gateway")) is not None:
         gateway.metrics.http_requests.labels(scope["method"], _route(scope), status).inc()
@@ -82,4 +92,8 @@ def _log(scope: Scope, status: int, request_id: str, seconds: float) -> None:
         "status": status,
         "dur_ms": round(seconds * 1000, 1),
     }
-    log.log(level, "%(method)s %(path)s %(status)s in %(dur_ms)s ms", fields, extra=fields)
+    line = "%(method)s %(path)s %(status)s in %(dur_ms)s ms"
+    if ignored := _ignored(scope):
+        fields["ignored"] = ignored
+        line += ", ignored %(ignored)s"
+    log.log(level, line, fields, extra=fields)

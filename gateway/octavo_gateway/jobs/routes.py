@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
@@ -25,6 +26,7 @@ from octavo_gateway.http.body import JSON, MSGPACK, apart, described, media_type
 from octavo_gateway.http.parts import JsonInParts
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
 from octavo_gateway.jobs.owned import OwnJob, check_id, check_owner, not_found
+from octavo_gateway.jobs.readers import CurrentReader, Reader, ReadJob
 from octavo_gateway.state import Gateway
 
 RETRY = b"retry: 1000\n\n"
@@ -128,7 +130,8 @@ async def cancel(request: Request, job_id: str, caller: CurrentCaller) -> Respon
 )
 async def stream(
     request: Request,
-    info: OwnJob,
+    info: ReadJob,
+    reader: CurrentReader,
     after: Annotated[Place | None, Query(description="Continue behind the event with this id.")] = None,
     last_event_id: Annotated[Place | None, Header(description="As `after`; a reconnecting browser sends it.")] = None,
 ) -> Response:
@@ -137,7 +140,8 @@ async def stream(
     The `id` of a token event is the number of tokens so far, of a job with several sequences followed by the name of
     the claim that wrote them; that of the last event is `<tokens>-1`. Either resumes. `stream_reset`: the position does
     not hold any more; the stream comes again from its beginning.
-    `204` when the last event was seen already. Raises `ApiError` for a place beyond the end.
+    `204` when the last event was seen already. The stream of a read token ends when that expires. Raises `ApiError`
+    for a place beyond the end.
     """
     gateway: Gateway = request.state.gateway
     place, end_seen = _position(last_event_id or after or "0")
@@ -146,13 +150,15 @@ async def stream(
             raise ApiError(400, f"the job ended after {info.tokens} tokens", code="invalid_value", param="after")
         if end_seen:
             return Response(status_code=204)
-    return EventStream(request, lambda mailbox: _pump(gateway, info.id, place, mailbox))
+    return EventStream(request, lambda mailbox: _pump(gateway, info.id, place, mailbox, reader))
 
 
-async def _pump(gateway: Gateway, job_id: str, after: Position, mailbox: Mailbox) -> None:
+async def _pump(gateway: Gateway, job_id: str, after: Position, mailbox: Mailbox, reader: Reader) -> None:
     await mailbox.put(RETRY)
-    # A gateway that shuts down ends its streams between two events; the client resumes at another one.
-    await unless_draining(gateway, _follow(gateway, job_id, after, mailbox))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(reader.left_s):
+            # A gateway that shuts down ends its streams between two events; the client resumes at another one.
+            await unless_draining(gateway, _follow(gateway, job_id, after, mailbox))
 
 
 async def _follow(gateway: Gateway, job_id: str, after: Position, mailbox: Mailbox) -> None:

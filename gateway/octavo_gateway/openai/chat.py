@@ -12,7 +12,7 @@ from octavo.dialects.events import json_line
 from octavo.dialects.openai.answers import answer_parser, chat_head
 from octavo.dialects.openai.choices import calls_tools, delta_json, finish_reason
 from octavo.dialects.openai.logprobs import ToldLogprobs, chat_logprobs
-from octavo.dialects.openai.requests import ChatCompletionRequest
+from octavo.dialects.openai.requests import TABLES, ChatCompletionRequest
 from octavo.dialects.parsing import ContentDelta, Delta, ReasoningDelta
 from octavo.terms.messages import Chunk
 from octavo_gateway.auth import CurrentTenant
@@ -29,7 +29,7 @@ router = APIRouter(tags=["openai"])
 async def chat_completions(
     request: Request,
     tenant: CurrentTenant,
-    body: Annotated[ChatCompletionRequest, Depends(json_body(ChatCompletionRequest))],
+    body: Annotated[ChatCompletionRequest, Depends(json_body(ChatCompletionRequest, TABLES[ChatCompletionRequest]))],
     idempotency_key: KeyHeader = None,
 ) -> Response:
     """Answer a conversation, at once or as a stream."""
@@ -48,7 +48,7 @@ class ChatStream:
         head = chat_head(body, generation.job_ids[0], generation.created, "chat.completion.chunk")
         self.frames = Frames(head, usage=body.include_usage)
         self._parser = answer_parser(body, generation.job_ids[0])
-        self._with_reasoning = body.include_reasoning is not False
+        self._with_reasoning = body.shows_reasoning
         self._begun: set[int] = set()
         self._called: set[int] = set()
         self._logprobs = [ToldLogprobs(body.stop_strings) for _ in range(body.n if body.logprobs else 0)]

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from octavo.dialects.events import json_line
 from octavo.dialects.openai.answers import completion_head, echoed
 from octavo.dialects.openai.logprobs import CompletionLogprobs
-from octavo.dialects.openai.requests import CompletionRequest
+from octavo.dialects.openai.requests import TABLES, CompletionRequest
 from octavo.terms.messages import Chunk
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.door import KeyHeader, Repeatable
@@ -27,7 +27,7 @@ router = APIRouter(tags=["openai"])
 async def completions(
     request: Request,
     tenant: CurrentTenant,
-    body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest))],
+    body: Annotated[CompletionRequest, Depends(json_body(CompletionRequest, TABLES[CompletionRequest]))],
     idempotency_key: KeyHeader = None,
 ) -> Response:
     """Continue one prompt or several, at once or as a stream. Choice `i * n + j` is sequence j of prompt i."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from fastapi import APIRouter, Request
 
+from octavo import AsyncClient
 from octavo.terms.workers import ModelCard
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.errors import ApiError
@@ -15,28 +17,45 @@ router = APIRouter(tags=["openai"])
 
 @router.get("/v1/models")
 async def index(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """All models that workers have registered."""
-    cards = await request.state.gateway.client.models()
-    return {"object": "list", "data": [_model_json(card) for card in sorted(cards, key=lambda card: card.name)]}
+    """All models that workers have registered, and their aliases, each as an entry, with how many workers are alive."""
+    client = request.state.gateway.client
+    named, alive = await _named(client), await _live_workers(client)
+    data = [_model_json(name, card, alive[card.name]) for name, card in sorted(named.items())]
+    return {"object": "list", "data": data}
 
 
 @router.get("/v1/models/{name:path}")
 async def show(request: Request, tenant: CurrentTenant, name: str) -> dict[str, Any]:
     """One model. `404` for an unknown one."""
-    cards = {card.name: card for card in await request.state.gateway.client.models()}
+    client = request.state.gateway.client
+    cards = await _named(client)
     if name not in cards:
         known = ", ".join(sorted(cards)) or "none: start a worker first"
         message = f"no worker has ever served the model {name[:200]!r}; known models: {known}"
         raise ApiError(404, message, code="model_not_found", param="model")
-    return _model_json(cards[name])
+    return _model_json(name, cards[name], (await _live_workers(client))[cards[name].name])
 
 
-def _model_json(card: ModelCard) -> dict[str, Any]:
+async def _named(client: AsyncClient) -> dict[str, ModelCard]:
+    """Models by all of their names. An alias goes before a model of that name, which then has no workers."""
+    cards = await client.models()
+    return {card.name: card for card in cards} | {alias: card for card in cards for alias in card.aliases}
+
+
+async def _live_workers(client: AsyncClient) -> Counter[str]:
+    return Counter(worker.model for worker in await client.workers())
+
+
+def _model_json(name: str, card: ModelCard, live_workers: int) -> dict[str, Any]:
     return {
-        "id": card.name,
+        "id": name,
         "object": "model",
         "created": int(card.created_at),
         "owned_by": "octavo",
+        "root": card.name,
+        "aliases": card.aliases,
         "max_model_len": card.max_model_len,
         "quantization": card.quantization or None,
+        "sampling_defaults": card.sampling.given(),
+        "live_workers": live_workers,
     }

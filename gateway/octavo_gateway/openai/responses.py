@@ -14,7 +14,8 @@ from octavo import AsyncJob
 from octavo.dialects.openai.responses.events import ResponseLog
 from octavo.dialects.openai.responses.items import Item, check_outputs, stored
 from octavo.dialects.openai.responses.record import Record, response_id
-from octavo.dialects.openai.responses.requests import ResponseRequest
+from octavo.dialects.openai.responses.requests import TABLE, ResponseRequest
+from octavo.terms.sampling import SamplingDefaults
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.door import Entry, KeyHeader, Repeatable
 from octavo_gateway.errors import ApiError
@@ -36,14 +37,15 @@ router = APIRouter(prefix="/v1/responses", tags=["openai"])
 async def create(
     request: Request,
     tenant: CurrentTenant,
-    body: Annotated[ResponseRequest, Depends(json_body(ResponseRequest))],
+    body: Annotated[ResponseRequest, Depends(json_body(ResponseRequest, TABLE))],
     idempotency_key: KeyHeader = None,
 ) -> Response:
     """Answer at once, as a stream of events, or in the background: `202` and the response, which is queued."""
     gateway: Gateway = request.state.gateway
     items = await _items(request, body, tenant)
     request.state.is_large |= len(items) > _MANY_ITEMS
-    record = await apart(request, lambda: body.record(items, int(time.time())))
+    defaults = await _defaults(request, body)
+    record = await apart(request, lambda: body.record(items, int(time.time()), defaults))
     asked, attachment, repeatable = await apart(
         request, lambda: (body.job(record), record.attachment(), Repeatable.of(idempotency_key, body))
     )
@@ -77,6 +79,14 @@ async def _first_record(gateway: Gateway, job: AsyncJob, record: Record, tenant:
         return record if job.created else (await find(gateway.client, response_id(job.id), tenant)).record
     info = job.accepted or await job.info()
     return record.model_copy(update={"created_at": int(info.created_at)})
+
+
+async def _defaults(request: Request, body: ResponseRequest) -> SamplingDefaults:
+    """The model's, for what the response says of its sampling and the request does not."""
+    if body.temperature is not None and body.top_p is not None:
+        return SamplingDefaults()
+    cards = await request.state.gateway.client.models()
+    return next((card.sampling for card in cards if body.model in card.names), SamplingDefaults())
 
 
 async def _items(request: Request, body: ResponseRequest, tenant: str) -> list[Item]:

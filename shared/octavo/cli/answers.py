@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from octavo.client.handles import AsyncJob
 from octavo.service.console import out
 
-_LINES = 14
+_LINES, _FEWEST_LINES = 14, 3
+_COLUMNS = 36  # that an answer needs at least
+_FRAME = 2  # lines of it above and below an answer, and columns with the blanks beside it on each side
+_NOTES = 4  # lines below
 _REFRESH_S = 0.05
 
 
@@ -88,15 +92,23 @@ class Screen:
         show()
 
     def _panels(self) -> RenderableType:
-        width = max(30, out.width // len(self._answers) - 2)
-        panels = []
-        for answer in self._answers:
-            lines = (answer.prompt + answer.text).split("\n")[-_LINES:]
-            body = Text("\n".join(lines), overflow="ellipsis", no_wrap=True)
-            title = f"{answer.speaker}  {len(answer.token_ids)} tokens"
-            panels.append(Panel(body, title=title, width=width, height=_LINES + 2))
-        notes = [Text(note, style="bold red") for note in self._notes]
-        return Group(Columns(panels, padding=0), *notes)
+        """As many side by side as lines of a play have room in, over the whole width; as many lines as fit."""
+        count = min(len(self._answers), max(1, out.width // _COLUMNS))
+        rows = -(-len(self._answers) // count)
+        lines = max(_FEWEST_LINES, min(_LINES, (out.height - _NOTES) // rows - _FRAME))
+        grid = Table.grid(expand=True)
+        for _ in range(count):
+            grid.add_column(ratio=1)
+        panels = [self._panel(answer, out.width // count - _FRAME * 2, lines) for answer in self._answers]
+        for first in range(0, len(panels), count):
+            grid.add_row(*panels[first : first + count])
+        return Group(grid, *(Text(note, style="bold red") for note in self._notes))
+
+    def _panel(self, answer: Answer, width: int, height: int) -> Panel:
+        lines = (answer.prompt + answer.text).split("\n")
+        shown = [part for line in lines for part in textwrap.wrap(line, width) or [""]]
+        title = f"{answer.speaker}  {len(answer.token_ids)} tokens"
+        return Panel(Text("\n".join(shown[-height:])), title=title, height=height + _FRAME)
 
     def _print_lines(self) -> None:
         for number, answer in enumerate(self._answers):

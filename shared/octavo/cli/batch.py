@@ -18,9 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from octavo.cli import batches
-from octavo.cli.console import AsJson, RedisUrl, counted, fail, print_json
+from octavo.cli.console import WRONG_USAGE, AsJson, RedisUrl, counted, fail, print_json, value_of
+from octavo.client.requests import checked_tenant
+from octavo.dialects.ignored import Ignored
 from octavo.service.batches.files import BatchFileError, read_lines
-from octavo.service.batches.lines import parse_lines
+from octavo.service.batches.lines import BatchLine, parse_lines
 from octavo.service.batches.run import MAX_WINDOW, BatchRun
 from octavo.service.batches.target import open_target
 from octavo.service.console import err
@@ -48,7 +50,12 @@ def run(
             min=1, max=MAX_WINDOW, help="Most jobs outstanding at a time; by default twice what live workers run."
         ),
     ] = None,
-    tenant: Annotated[str, typer.Option(help="Tenant that the jobs count for.")] = "default",
+    strict_fields: Annotated[
+        bool, typer.Option(envvar="OCTAVO_STRICT_FIELDS", help="Refuse lines with fields that are unknown.")
+    ] = False,
+    tenant: Annotated[
+        str, typer.Option(help="Tenant that the jobs count for.", callback=value_of(checked_tenant))
+    ] = "default",
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -59,9 +66,11 @@ def run(
     next run tries those again, and answers lines that are new or have changed.
     """
     try:
-        lines = parse_lines(read_lines(source), model, priority)
+        lines = parse_lines(read_lines(source), model, priority, strict=strict_fields)
         if twice := _repeated(line.custom_id for line in lines):
-            raise fail(f"{source}: the custom_id {twice!r} stands on several lines; give each line its own")
+            raise fail(
+                f"{source}: the custom_id {twice!r} stands on several lines; give each line its own", WRONG_USAGE
+            )
         with open_target(target, lines) as (output, done), _progress(len(lines), skipped := len(done)) as advance:
             open_lines = [line for line in lines if line.id not in done]
             batch = BatchRun(str(target.resolve()), tenant, output, advance)
@@ -74,6 +83,7 @@ def run(
         raise fail(error.message) from None
     except OSError as error:
         raise fail(f"cannot write {target}: {error.strerror or error}") from None
+    _tell_ignored(lines)
     summary = {"lines": len(lines), "skipped": skipped, "failed": batch.failures}
     if as_json:
         print_json(summary)
@@ -83,6 +93,17 @@ def run(
             err.print(Text(printable(f"{batch.first_failure[0]}: {batch.first_failure[1]}")))
     if batch.failures:
         raise typer.Exit(1)
+
+
+def _tell_ignored(lines: Iterable[BatchLine]) -> None:
+    ignored = Ignored()
+    count = 0
+    for line in lines:
+        count += bool(line.ignored)
+        for name in line.ignored:
+            ignored.add(name)
+    if ignored:
+        err.print(Text(f"fields of {counted(count, 'line')} change nothing: {ignored.header()}"))
 
 
 @contextmanager

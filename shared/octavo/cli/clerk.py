@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from octavo.service.clerk.process import run_clerk
 from octavo.service.clerk.settings import ClerkSettings
 from octavo.service.flags import flags_of
+from octavo.terms.problems import in_words
 
 
 @flags_of(ClerkSettings)
@@ -21,7 +22,7 @@ def clerk(**given: Any) -> None:
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         name = str(first["loc"][0]).removeprefix("OCTAVO_").lower().replace("_", "-")
-        raise typer.BadParameter(f"--{name}: {first['msg']}") from None
+        raise typer.BadParameter(in_words(first, f"--{name}")) from None
     try:
         run_clerk(settings)
     except OSError as error:

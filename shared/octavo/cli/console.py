@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -11,11 +12,30 @@ import typer
 from pydantic import TypeAdapter
 from rich.markup import escape
 
+from octavo.queue.address import parse_address
 from octavo.service.console import err
+from octavo.terms.errors import OctavoError
 from octavo.terms.logs import printable
 
 _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 _JSON_CONTROLS = re.compile("[\x7f-\x9f]")  # those that JSON does not escape by itself
+
+
+WRONG_USAGE = 2
+
+
+def value_of(check: Callable[[str], object]) -> Callable[[str | None], str | None]:
+    """A callback that tries the value of an option, if one is given: an error of this package is wrong usage then."""
+
+    def tried(value: str | None) -> str | None:
+        try:
+            if value is not None:
+                check(value)
+        except OctavoError as error:
+            raise typer.BadParameter(printable(error.message)) from None
+        return value
+
+    return tried
 
 
 RedisUrl = Annotated[
@@ -24,6 +44,7 @@ RedisUrl = Annotated[
         "--redis-url",
         envvar="REDIS_URL",
         show_default=False,
+        callback=value_of(parse_address),
         help=r"Address of the Redis server. \[default: the server of `octavo up`, redis://localhost:6379]",
     ),
 ]

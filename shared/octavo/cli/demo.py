@@ -12,7 +12,8 @@ from octavo.cli.console import fail
 from octavo.client.asynchronous import AsyncClient
 from octavo.queue import local
 from octavo.service.console import err, out
-from octavo.service.service import Plan, Service, free_port, is_free, service
+from octavo.service.ports import free_port, is_free
+from octavo.service.service import Plan, Service, service
 from octavo.service.service_log import ServiceLog
 
 _PROMPTS = ("ROMEO:\nO, speak again,", "KING RICHARD III:\nNow is the", "First Witch:\nWhen shall we")

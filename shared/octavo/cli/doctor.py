@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +34,10 @@ from octavo.terms.errors import OctavoError
 
 _LEAST_SERVER = (7, 0)
 _FEW = 4
+_PROBE = 4096
+_ROOM = "make room there, or start with another: octavo up --data-dir FOLDER"
 _ELSEWHERE = "octavo up   (or set REDIS_URL to a running server)"
-_LEAST_DISK_GB = 2
+_LEAST_DISK_GB, _FULL_DISK_GB = 2, 0.1
 _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow] ?[/]", "error": "[red]no[/]"}
 
 
@@ -56,6 +59,9 @@ def doctor(
     quantization: Annotated[
         str | None, typer.Option(help="With --model: as a worker with this --quantization would store them.")
     ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help=r"Folder that `octavo up` has its data in. \[default: the state directory]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine; say for each problem what to do next. Exit code 1 if something must be repaired."""
@@ -68,7 +74,7 @@ def doctor(
         *_workers(redis_url or default_url()),
         _model(model or "demo"),
         *([found] if found else []),
-        _disk(),
+        _disk(data_dir),
     ]
     if as_json:
         weights = {} if inspection is None else {"weights": inspection}
@@ -195,6 +201,9 @@ def _safety(server: dict[str, Any]) -> Finding:
     """Durability of the server, by its INFO."""
     if not server.get("aof_enabled"):
         return Finding("safety", "warning", "all jobs are gone when the server's process ends", "set appendonly yes")
+    if server.get("aof_last_write_status", "ok") != "ok":
+        found = "the server could not write its last change down, and takes no jobs: its disk may be full"
+        return Finding("safety", "error", found, "make room on the server's disk; it goes on by itself")
     if (policy := server.get("maxmemory_policy")) != "noeviction":
         found = f"the server drops jobs when its memory is full ({policy})"
         return Finding("safety", "warning", found, "set maxmemory-policy noeviction")
@@ -237,7 +246,7 @@ def _model(model: str) -> Finding:
 
 def _weights(model: str, quantization: str | None) -> tuple[Finding | None, dict[str, Any] | None]:
     """How the weights of a model that is here are stored and computed with, in a line and in full."""
-    if model != "demo" and not (Path(model).expanduser() / "config.json").is_file():
+    if model != "demo" and not Path(model).expanduser().exists():
         return None, None
     if any(importlib.util.find_spec(name) is None for name in ("octavo_worker", "torch", "octavo_kernels")):
         return Finding("weights", "warning", "only workers can look at them", "pip install 'octavo[worker]'"), None
@@ -258,15 +267,24 @@ def _kv_dtype(config: Path) -> str:
     return str(described.get("dtype") or described.get("torch_dtype") or "float32")
 
 
-def _disk() -> Finding:
+def _disk(data_dir: Path | None) -> Finding:
+    """Room for the data of the server that `octavo up` starts, tried by writing there."""
     try:
-        folder = local.state_dir()
+        folder = data_dir or local.state_dir() / "server"
     except OctavoError as error:
         return Finding("disk", "error", "no folder for the server's data", str(error))
+    held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e9 if folder.exists() else 0
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free / 1e9
-    found = f"{free:.1f} GB free at {folder}"
+    found = f"{free:.1f} GB free at {folder}{f', {held:.1f} GB of jobs' if held else ''}"
+    if free < _FULL_DISK_GB:
+        return Finding("disk", "error", f"the data folder is full: {found}", _ROOM)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0" * _PROBE)
+    except OSError as error:
+        return Finding("disk", "error", f"the data folder cannot be written to ({error.strerror}): {found}", _ROOM)
     if free < _LEAST_DISK_GB:
         return Finding("disk", "warning", found, "make room: the server's append-only file lies there")
     return Finding("disk", "ok", found)

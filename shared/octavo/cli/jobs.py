@@ -10,8 +10,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from octavo.cli.console import AsJson, RedisUrl, print_json, print_text, when
+from octavo.cli.console import AsJson, RedisUrl, print_json, print_text, value_of, when
 from octavo.client.asynchronous import AsyncClient
+from octavo.client.requests import checked_tenant
+from octavo.queue.connection import default_url
+from octavo.queue.jobs import locate, read_request
 from octavo.service.console import err, out
 from octavo.terms.logs import printable
 from octavo.terms.messages import JobStatus
@@ -20,7 +23,7 @@ from octavo.terms.positions import Position
 
 app = typer.Typer(help="List, show, follow, cancel and requeue jobs.", no_args_is_help=True)
 
-JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
+JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False, callback=value_of(locate))]
 _COLOURS = {
     JobStatus.QUEUED: "yellow",
     JobStatus.RUNNING: "cyan",
@@ -34,9 +37,11 @@ _COLOURS = {
 @app.command("ls")
 def ls(
     status: Annotated[JobStatus | None, typer.Option(help="Only jobs in this state.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Only this tenant's jobs.", callback=value_of(checked_tenant))
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
-    after: Annotated[str | None, typer.Option(help="Continue behind this job id.")] = None,
+    after: Annotated[str | None, typer.Option(help="Continue behind this job id.", callback=value_of(locate))] = None,
     of_batches: Annotated[bool, typer.Option("--of-batches", help="Jobs of batches, which are left out else.")] = False,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
@@ -73,19 +78,28 @@ def _table(jobs: list[JobInfo]) -> Table:
 
 
 @app.command("show")
-def show(job_id: JobId, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
+def show(
+    job_id: JobId,
+    request: Annotated[
+        bool,
+        typer.Option("--request", help="What was asked for instead, prompt included: kept until the job ends well."),
+    ] = False,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
     """Show all that is known of a job, except its text."""
 
     async def info() -> JobInfo:
         async with AsyncClient(redis_url) as client:
             return await client.info(job_id)
 
-    job = asyncio.run(info())
+    known = asyncio.run(read_request(redis_url or default_url(), job_id) if request else info())
     if as_json:
-        print_json(job)
+        print_json(known)
         return
+    told = known.model_dump(mode="json", exclude_none=True, exclude_unset=request)
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in job.model_dump(mode="json", exclude_none=True).items():
+    for name, value in told.items():
         if value != {}:
             table.add_row(f"[dim]{name}[/]", Text(_shown(name, value)))
     out.print(table, soft_wrap=False)

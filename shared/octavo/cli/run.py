@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from octavo.cli.console import AsJson, RedisUrl, print_json, print_text
+from octavo.cli.waiting import Waiting
 from octavo.client.asynchronous import AsyncClient
 from octavo.client.handles import AsyncJob
 from octavo.service.console import err
@@ -29,7 +30,7 @@ def run(
     n: Annotated[int | None, typer.Option(help="Answers to make; more than one are shown when all are done.")] = None,
     beams: Annotated[int | None, typer.Option(help="Search with so many beams instead of sampling.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help=r"Most tokens of an answer. \[default: 256]")] = None,
-    temperature: Annotated[float | None, typer.Option(help=r"0 is greedy. \[default: 1]")] = None,
+    temperature: Annotated[float | None, typer.Option(help=r"0 is greedy. \[default: the model's]")] = None,
     top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Least probability, relative to the most likely token.")] = None,
@@ -67,10 +68,11 @@ async def _run(redis_url: str | None, fields: dict[str, Any], *, live: bool, as_
     async with AsyncClient(redis_url) as client:
         job = await client.submit(**fields)
         try:
-            if live:
-                await _follow(job)
-                return
-            result = await job.result()
+            async with Waiting(client, job) as waiting:
+                if live:
+                    await _follow(job, waiting)
+                    return
+                result = await job.result()
         except (asyncio.CancelledError, BrokenPipeError):
             await job.cancel()
             err.print(f"\ncancelled job {job.id}")
@@ -82,10 +84,11 @@ async def _run(redis_url: str | None, fields: dict[str, Any], *, live: bool, as_
         print_text(f"--- {sequence.index}\n{sequence.text}")
 
 
-async def _follow(job: AsyncJob) -> None:
+async def _follow(job: AsyncJob, waiting: Waiting) -> None:
     with err.status("") as status:
         status.stop()  # shown only while a search has nothing else to show
         async for event in job.stream():
+            waiting.heard()
             if event.progress is not None:
                 status.start()
                 status.update(_in_words(event.progress))

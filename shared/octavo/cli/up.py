@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli.console import counted, fail
+from octavo.cli.console import WRONG_USAGE, counted, fail, value_of
 from octavo.queue import local
+from octavo.queue.address import parse_address
 from octavo.service.console import err
-from octavo.service.service import Plan, device_groups, gpus, service
+from octavo.service.service import Plan, WrongSetting, device_groups, gpus, service
 from octavo.service.service_log import ServiceLog
 
 
@@ -43,23 +44,34 @@ def up(
     """
     if (other := local.running()) is not None:
         raise fail(f"octavo is already up: {other.api_url} (process {other.pid}). Stop that one first.")
+    value_of(parse_address)(os.environ.get("REDIS_URL"))
     count = workers if workers is not None else len(device_groups(gpus(), tensor_parallel)) or 2
     folder = data_dir or local.state_dir() / "server"
     environment = {"OCTAVO_FILES": os.environ.get("OCTAVO_FILES", str(folder / "files"))}
     if speculate is not None:
         environment["OCTAVO_SPECULATE"] = speculate
-    plan = Plan(model, count, host, port, folder, environment, tensor_parallel=tensor_parallel)
+    has_secret = any(os.environ.get(name) for name in ("OCTAVO_SECRET", "OCTAVO_SECRET_FILE"))
+    secret_file = None if has_secret else local.secret_file()
+    plan = Plan(model, count, host, port, folder, environment, tensor_parallel=tensor_parallel, secret_file=secret_file)
     log = ServiceLog(err)
     log.say(f"starting {counted(count, 'worker')} with the model {model} ...")
     try:
         with service(plan, log) as running:
             local.publish(
-                local.LocalService(pid=os.getpid(), redis_url=running.redis_url, api_url=plan.api_url, model=model)
+                local.LocalService(
+                    pid=os.getpid(),
+                    redis_url=running.redis_url,
+                    api_url=plan.api_url,
+                    model=model,
+                    secret_file=secret_file,
+                )
             )
             log.say(f"octavo is up: {plan.api_url}    stop it with Ctrl-C")
             if err.is_terminal:
                 err.print(f"\ntry:  octavo run 'ROMEO:'\n      curl {plan.api_url}/v1/models\n")
             running.supervise(log)
+    except WrongSetting as error:
+        raise fail(error.message, WRONG_USAGE) from None
     except KeyboardInterrupt:
         log.say("octavo is down; queued jobs go on when it is up again")
     finally:

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from rich.markup import escape
 from rich.table import Table
 
+from octavo.terms.problems import in_words
+
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -31,7 +33,7 @@ def inspect(model: str, quantization: str | None) -> dict[str, Any]:
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
         name = "OCTAVO_" + str(problem["loc"][0]).upper().removeprefix("OCTAVO_")
-        raise Refusal(f"{name} or its flag: {problem['msg']}") from None
+        raise Refusal(in_words(problem, f"{name} or its flag")) from None
     except (errors.ModelError, files.ModelNotFound) as error:
         raise Refusal(str(error)) from error
     return found
@@ -41,8 +43,9 @@ def summary(inspection: dict[str, Any]) -> tuple[str, str, str]:
     """State, what was found, and the next step: the rest of a finding."""
     where = f"on {inspection['device']} in {inspection['dtype']}"
     products = inspection["products"]
+    advice = inspection["advice"]
     if products is None:
-        return "ok", f"the model runs on its transformers code, {where}", ""
+        return "warning" if advice else "ok", f"the model runs on its transformers code, {where}", advice
     found = f"{_amount(inspection['nbytes'])} a token, {where}"
     if inspection["read_rate"] is None:
         found += "; caches may hold them"
@@ -51,9 +54,9 @@ def summary(inspection: dict[str, Any]) -> tuple[str, str, str]:
         found += f"; memory gives {rate / 1e9:,.1f} GB/s, so at most {most:,.1f} tokens/s alone"
     slow = [product["name"] for product in products if product["dequantises"]]
     if not slow:
-        return "ok", found, ""
+        return "warning" if advice else "ok", found, advice
     found += f"; no kernel here reads the codes of {'; '.join(dict.fromkeys(slow))}: each step makes dense copies"
-    return "warning", found, "it runs, slower than the same model in 16 bits"
+    return "warning", found, "; ".join(["it runs, slower than the same model in 16 bits", *filter(None, [advice])])
 
 
 def products_table(products: Sequence[dict[str, Any]]) -> Table:

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Self, TypeVar, Unpack
 
+from octavo.client.fleet import FleetQueries
 from octavo.client.handles import AsyncJob
-from octavo.client.pins import announce, build_pin, drop_pin, list_pins, store_pin
+from octavo.client.read_tokens import read_token, secret_for
 from octavo.client.requests import Asked, Prompt, RequestFields, build_request, checked_tenant, write_down
 from octavo.client.submissions import Submissions
 from octavo.client.subscriber import Subscriber
 from octavo.queue.calls import Call, Watch, run, run_all, run_many
 from octavo.queue.chats import read_chat, store_chat
-from octavo.queue.connection import answered, connect, connect_listener, default_url, errors_of
-from octavo.queue.fleet import known_models, live_workers, queue_depths
+from octavo.queue.connection import connect, connect_listener, default_url
 from octavo.queue.jobs import (
+    Keeping,
     Listed,
+    has_job,
     info_query,
     list_dead_letters,
     list_jobs,
     not_found,
     read_attachment,
     read_info,
+    read_keeping,
     read_outcome,
     read_submission,
     remove_dead_letters,
@@ -36,10 +39,11 @@ from octavo.queue.protocol import Cell, Enqueued
 from octavo.queue.questions import Questions
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo.terms.limits import Limits, Retention
-from octavo.terms.messages import JobStatus, TokenizerAnswer
+from octavo.terms.messages import JobStatus
 from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
 from octavo.terms.positions import Position
-from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo, WorkerMemory
+from octavo.terms.read_tokens import DEFAULT_S, ReadTokens
+from octavo.terms.secret import Secret
 
 DEFAULT_TENANT = "default"
 _BATCH = 64
@@ -47,11 +51,12 @@ T = TypeVar("T")
 _Answers = list[AsyncJob | OctavoError]
 
 
-class AsyncClient:
+class AsyncClient(FleetQueries):
     """A service's door to the queue. One object serves any number of jobs and streams over a constant number of
     connections; it belongs to one event loop. Nothing is sent before the first call.
 
     Without `url`: `REDIS_URL`, else the service that runs on this machine, else `redis://localhost:6379`.
+    `secret` signs read tokens; without it, that of the environment or of the service that runs on this machine does.
     `watch` is told of every call of a script. Every method raises ServerUnavailable when the server cannot be reached.
     """
 
@@ -62,12 +67,14 @@ class AsyncClient:
         tenant: str = DEFAULT_TENANT,
         limits: Limits | None = None,
         retention: Retention | None = None,
+        secret: Secret | None = None,
         watch: Watch | None = None,
     ) -> None:
         self._url = url or default_url()
         self._tenant = tenant
         self._limits = limits or Limits()
         self._retention = retention or Retention()
+        self._secret = secret
         self._keys = Keys()
         self._cell = Cell(self._keys, watch)
         self._redis = connect(self._url)
@@ -187,7 +194,7 @@ class AsyncClient:
                     if isinstance(answer, Exception):
                         raise answer
                     if answer.accepted is not None and isinstance(call, Call):
-                        self._submissions.keep(answer.job_id, call)
+                        self._submissions.keep(answer.job_id, self._cell.settled(call, answer))
                     answers.append(AsyncJob(self, answer.job_id, answer.accepted))
             except OctavoError as error:
                 answers.append(error)
@@ -237,6 +244,18 @@ class AsyncClient:
         async with self._asking():
             return await self._submissions.found(job_id, lambda: read_attachment(self._redis, job_id))
 
+    async def keeping(self, job_id: str) -> tuple[JobInfo, Keeping]:
+        """Where a job stands, and how long it is kept, in one round trip. Raises JobNotFound."""
+        async with self._asking():
+            return await self._submissions.found(job_id, lambda: read_keeping(self._redis, job_id))
+
+    async def read_token(self, job_id: str, seconds: int = DEFAULT_S) -> str:
+        """A token for `/stream` and `/log` of this job: a browser reads it at any gateway of the same secret, without a
+        key. It is good for so many seconds, and not longer than the job is kept. Raises InvalidRequest, JobNotFound,
+        and NoSecret where neither this client nor its environment has one."""
+        tokens = ReadTokens(self._secret or secret_for(self._url))
+        return read_token(tokens, *await self.keeping(job_id), seconds)[0]
+
     async def page(self, job_id: str, after: int | str = 0) -> Page:
         """Where a job stands, and what is stored of it beyond an offset or a position. Raises JobNotFound."""
         place = Position.of(after)
@@ -279,6 +298,11 @@ class AsyncClient:
         async with self._asking():
             return await list_jobs(self._redis, self._keys, **asked)
 
+    async def is_repeat(self, idempotency_key: str, *, tenant: str) -> bool:
+        """True if a submission with this key would give a job that there is already, or conflict with it."""
+        async with self._asking():
+            return await has_job(self._redis, self._keys, tenant, idempotency_key)
+
     async def note_chat(self, chat_id: str, job_id: str, *, tenant: str) -> None:
         """Make a job the one that `chat_job` gives, for as long as its result is kept."""
         async with self._asking():
@@ -307,75 +331,10 @@ class AsyncClient:
             await remove_dead_letters(self._redis, self._keys, job_id)
         return job
 
-    async def models(self) -> list[ModelCard]:
-        """All models that jobs are accepted for, by name."""
-        async with self._asking():
-            return await known_models(self._redis, self._keys)
-
     async def check_writable(self) -> None:
         """Raises QueueFull or ServerUnavailable where the server would refuse a job: it is full, a replica, or does not
         allow this user to write."""
         await self._run(self._cell.probe())
-
-    async def workers(self) -> list[WorkerInfo]:
-        """All workers whose heartbeat is fresh, by id."""
-        async with self._asking():
-            return await live_workers(self._redis, self._keys)
-
-    async def worker_memory(self, worker_id: str) -> WorkerMemory:
-        """A worker's KV memory now: it is asked, which costs its engine 0.6 ms for 8,000 blocks. Raises WorkerNotFound,
-        also for one that does not answer within three seconds, such as one that loads its model."""
-        async with self._asking():
-            return await self._questions.memory(worker_id)
-
-    async def tokenize(self, request: JobRequest) -> TokenizerAnswer:
-        """The tokens of the prompt that a job would have, from any worker of its model. Raises InvalidRequest, and
-        WorkerNotFound if none answers."""
-        async with self._asking():
-            return await self._questions.tokenize(request)
-
-    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
-        """The text of token ids. Raises as `tokenize` does."""
-        async with self._asking():
-            return (await self._questions.detokenize(model, token_ids)).text
-
-    async def pin_prefix(
-        self,
-        name: str,
-        *,
-        model: str,
-        system: str | None = None,
-        prompt: Prompt | None = None,
-        tenant: str | None = None,
-    ) -> PrefixPin:
-        """Have every worker of a model keep a prefix in its KV memory, also those that start later, in place of the one
-        that the tenant had under this name: the `system` message of chat requests, or the beginning of prompts (text or
-        token ids). Jobs of this tenant find it; `pins` tells what each worker made of it. Raises InvalidRequest,
-        UnknownModel."""
-        pin = build_pin(name, model, tenant or self._tenant, system, prompt)
-        async with self._asking():
-            await store_pin(self._redis, self._keys, pin)
-            await announce(self._redis, self._keys, model)
-        return pin
-
-    async def unpin_prefix(self, name: str, *, model: str, tenant: str | None = None) -> bool:
-        """Leave a pinned prefix to the cache again. Whether there was one."""
-        async with self._asking():
-            dropped = await drop_pin(self._redis, self._keys, model, tenant or self._tenant, name)
-            await announce(self._redis, self._keys, model)
-        return dropped
-
-    async def pins(self, model: str | None = None) -> list[PinnedPrefix]:
-        """The pinned prefixes of a model, or of all, with what has become of them on each live worker."""
-        models = [model] if model is not None else [card.name for card in await self.models()]
-        workers = await self.workers()
-        async with self._asking():
-            return await list_pins(self._redis, self._keys, models, workers)
-
-    async def queue_depths(self) -> dict[str, int]:
-        """Jobs that wait, by model; 0 for a model whose queue is empty."""
-        async with self._asking():
-            return await queue_depths(self._redis, self._keys)
 
     async def reap(self) -> int:
         """Free what dead workers hold and end what is late. Every gateway does it about once a second."""
@@ -384,12 +343,3 @@ class AsyncClient:
     async def _run(self, call: Call[T]) -> T:
         with self._errors():
             return await run(self._redis, call)
-
-    @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[None]:
-        with self._errors():
-            async with answered():
-                yield
-
-    def _errors(self) -> AbstractContextManager[None]:
-        return errors_of(self._url, self._submissions.note_outage)

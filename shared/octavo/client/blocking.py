@@ -14,11 +14,13 @@ from typing import Any, Self, TypeVar, Unpack
 from octavo.client.asynchronous import DEFAULT_TENANT, AsyncClient
 from octavo.client.handles import AsyncJob
 from octavo.client.requests import Prompt, RequestFields
-from octavo.queue.jobs import Listed
+from octavo.queue.jobs import Keeping, Listed
 from octavo.terms.errors import OctavoError
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import JobStatus, TokenizerAnswer
 from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
+from octavo.terms.read_tokens import DEFAULT_S
+from octavo.terms.secret import Secret
 from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo, WorkerMemory
 
 T = TypeVar("T")
@@ -52,8 +54,11 @@ class Client:
         tenant: str = DEFAULT_TENANT,
         limits: Limits | None = None,
         retention: Retention | None = None,
+        secret: Secret | None = None,
     ) -> None:
-        self._options: dict[str, Any] = {"url": url, "tenant": tenant, "limits": limits, "retention": retention}
+        self._options: dict[str, Any] = {
+            "url": url, "tenant": tenant, "limits": limits, "retention": retention, "secret": secret,
+        }  # fmt: skip
         self._lock = threading.Lock()
         self._engine: _Engine | None = None
         self._left: weakref.finalize[..., Client] | None = None  # of a client that was never closed
@@ -111,6 +116,12 @@ class Client:
 
     def info(self, job_id: str) -> JobInfo:
         return self._wait(self._ready().client.info(job_id))
+
+    def keeping(self, job_id: str) -> tuple[JobInfo, Keeping]:
+        return self._wait(self._ready().client.keeping(job_id))
+
+    def read_token(self, job_id: str, seconds: int = DEFAULT_S) -> str:
+        return self._wait(self._ready().client.read_token(job_id, seconds))
 
     def attachment(self, job_id: str) -> tuple[JobInfo, bytes | None]:
         return self._wait(self._ready().client.attachment(job_id))
@@ -213,6 +224,9 @@ class Job:
 
     def info(self) -> JobInfo:
         return self._client.info(self.id)
+
+    def read_token(self, seconds: int = DEFAULT_S) -> str:
+        return self._client.read_token(self.id, seconds)
 
     def cancel(self) -> JobStatus:
         return self._client.cancel(self.id)

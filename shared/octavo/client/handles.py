@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.terms.errors import JobFailed
 from octavo.terms.messages import JobError, JobStatus
 from octavo.terms.models import Event, JobInfo, Result
+from octavo.terms.read_tokens import DEFAULT_S
 
 if TYPE_CHECKING:
     from octavo.client.asynchronous import AsyncClient
@@ -53,6 +54,10 @@ class AsyncJob:
     async def info(self) -> JobInfo:
         """Where the job stands."""
         return await self._client.info(self.id)
+
+    async def read_token(self, seconds: int = DEFAULT_S) -> str:
+        """A token with which a browser reads this job, and nothing else; see `AsyncClient.read_token`."""
+        return await self._client.read_token(self.id, seconds)
 
     async def cancel(self) -> JobStatus:
         """Ask for the job's end; see `AsyncClient.cancel`."""

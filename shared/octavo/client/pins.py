@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from octavo.client.requests import Prompt, invalid
 from octavo.queue import wire
-from octavo.queue.fleet import live_workers
+from octavo.queue.fleet import live_workers, models_of
 from octavo.queue.keys import Keys
 from octavo.terms.errors import InvalidRequest, UnknownModel
 from octavo.terms.fields import MAX_BODY_BYTES, MAX_PINS
@@ -35,8 +35,11 @@ def version_of(pin: PrefixPin) -> str:
     return hashlib.blake2b(wire.encode_pin(pin), digest_size=8).hexdigest()
 
 
-async def store_pin(connection: redis.asyncio.Redis, keys: Keys, pin: PrefixPin) -> None:
-    """Ask for a pin, in place of the one that the tenant had under its name. Raises InvalidRequest, UnknownModel."""
+async def store_pin(connection: redis.asyncio.Redis, keys: Keys, pin: PrefixPin) -> PrefixPin:
+    """Ask for a pin, in place of the one that the tenant had under its name. It is that of the model which an alias
+    stands for. Raises InvalidRequest, UnknownModel."""
+    (model,) = await models_of(connection, keys, [pin.model])
+    pin = pin.model_copy(update={"model": model})
     data = wire.encode_pin(pin)
     if len(data) > MAX_BODY_BYTES:
         raise InvalidRequest(f"the prefix has {len(data)} bytes, the limit is {MAX_BODY_BYTES}: shorten it")
@@ -52,10 +55,12 @@ async def store_pin(connection: redis.asyncio.Redis, keys: Keys, pin: PrefixPin)
     if count >= MAX_PINS and not replaces:
         raise InvalidRequest(f"{pin.model} has {count} pinned prefixes already, the limit: drop one of them first")
     await connection.hset(keys.pins(pin.model), pin.key, data)
+    return pin
 
 
 async def drop_pin(connection: redis.asyncio.Redis, keys: Keys, model: str, tenant: str, name: str) -> bool:
     """Removes a pin. True if there was one."""
+    (model,) = await models_of(connection, keys, [model])
     return bool(await connection.hdel(keys.pins(model), f"{tenant}:{name}"))
 
 
@@ -63,6 +68,7 @@ async def list_pins(
     connection: redis.asyncio.Redis, keys: Keys, models: Sequence[str], workers: Sequence[WorkerInfo]
 ) -> list[PinnedPrefix]:
     """The pins of these models with what has become of them on each worker, by model, tenant and name."""
+    models = await models_of(connection, keys, models)
     pipeline = connection.pipeline(transaction=False)
     for model in models:
         pipeline.hvals(keys.pins(model))
@@ -86,6 +92,7 @@ def _with_outcomes(pin: PrefixPin, workers: Sequence[WorkerInfo]) -> PinnedPrefi
 
 async def announce(connection: redis.asyncio.Redis, keys: Keys, model: str) -> None:
     """Tell the workers of a model that its pins have changed."""
+    (model,) = await models_of(connection, keys, [model])
     pipeline = connection.pipeline(transaction=False)
     for worker in await live_workers(connection, keys):
         if worker.model == model:

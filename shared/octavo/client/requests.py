@@ -12,6 +12,7 @@ from octavo.terms.conversation import Message
 from octavo.terms.errors import InvalidRequest
 from octavo.terms.fields import Priority, Tenant
 from octavo.terms.models import JobRequest
+from octavo.terms.problems import first_in_words, in_words
 from octavo.terms.sampling import SamplingFields, SamplingParams
 from octavo.terms.structured import GRAMMAR_KINDS, Grammar, of_keyword
 from octavo.terms.tools import Tool, ToolChoice
@@ -43,6 +44,7 @@ class RequestFields(SamplingFields, total=False):
     parallel_tool_calls: bool
     chat_template_kwargs: Mapping[str, Any]
     parsed: bool
+    continue_final_message: bool
     priority: Priority
     add_special_tokens: bool
     timeout_s: float | None
@@ -104,11 +106,11 @@ def checked_tenant(name: str) -> str:
     try:
         return _TENANT.validate_python(name)
     except ValidationError as error:
-        raise InvalidRequest(f"tenant: {invalid(error).message}", param="tenant") from None
+        raise InvalidRequest(first_in_words(error, "tenant"), param="tenant") from None
 
 
 def invalid(error: ValidationError) -> InvalidRequest:
     """The first problem that pydantic found, without the input it found it in."""
-    problem = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    problem = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(str(part) for part in problem["loc"])
-    return InvalidRequest(f"{where}: {problem['msg']}" if where else problem["msg"], param=where or None)
+    return InvalidRequest(in_words(problem, where), param=where or None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import redis.asyncio
@@ -10,7 +10,7 @@ import redis.asyncio
 from octavo.queue import wire
 from octavo.queue.connection import answered
 from octavo.queue.keys import Keys
-from octavo.terms.workers import DIGEST_SHOWN, ModelCard, WorkerInfo
+from octavo.terms.workers import DIGEST_SHOWN, ModelCard, Traits, WorkerInfo
 
 _ANSWER_S = 3.0  # workers answer between two steps
 
@@ -39,9 +39,48 @@ async def live_workers(connection: redis.asyncio.Redis, keys: Keys) -> list[Work
 
 async def known_models(connection: redis.asyncio.Redis, keys: Keys) -> list[ModelCard]:
     """All models that jobs are accepted for, by name."""
+    pipeline = connection.pipeline(transaction=False)
+    pipeline.hvals(keys.models)
+    pipeline.hgetall(keys.traits)
+    pipeline.hkeys(keys.aliases)
     async with answered():
-        cards: Any = await connection.hvals(keys.models)
-    return sorted(wire.readable(wire.decode_model, cards), key=lambda card: card.name)
+        cards, traits, others = await pipeline.execute()
+    aliases: dict[str, list[str]] = {}
+    names = [name.decode(errors="replace") for name in sorted(others)]
+    for alias, model in zip(names, await models_of(connection, keys, names), strict=True):
+        if alias != model:
+            aliases.setdefault(model, []).append(alias)
+    return [
+        card.model_copy(
+            update={**dict(_traits(traits.get(card.name.encode()))), "aliases": tuple(aliases.get(card.name, ()))}
+        )
+        for card in sorted(wire.readable(wire.decode_model, cards), key=lambda card: card.name)
+    ]
+
+
+async def models_of(connection: redis.asyncio.Redis, keys: Keys, names: Sequence[str]) -> list[str]:
+    """The models that these names stand for: an alias for as long as a worker lives that announces it, any other name
+    for itself. The name of a job is resolved where it is accepted, by the script."""
+    if not names:
+        return []
+    async with answered():
+        announced: Any = await connection.hmget(keys.aliases, names)
+    said = zip(names, announced, strict=True)
+    found = {name: words.decode(errors="replace").split() for name, words in said if words and words.strip()}
+    if not found:
+        return list(names)
+    pipeline = connection.pipeline(transaction=False)
+    for _, *workers in found.values():
+        pipeline.exists(*map(keys.worker, workers or [""]))
+    async with answered():
+        living = await pipeline.execute()
+    alive = dict(zip(found, living, strict=True))
+    return [found[name][0] if alive.get(name) else name for name in names]
+
+
+def _traits(data: bytes | None) -> Traits:
+    found = wire.readable(wire.decode_traits, [] if data is None else [data])
+    return found[0] if found else Traits()
 
 
 async def queue_depths(connection: redis.asyncio.Redis, keys: Keys) -> dict[str, int]:

@@ -11,7 +11,7 @@ import redis.asyncio
 
 from octavo.queue import wire
 from octavo.queue.calls import Query, run_all
-from octavo.queue.connection import answered
+from octavo.queue.connection import answered, connect, errors_of
 from octavo.queue.keys import JobHash, Keys, cell_of
 from octavo.queue.streams import assemble, events_of_result, parse_entries, read_stream, result_of_events
 from octavo.terms.errors import InvalidRequest, JobNotFound, MalformedMessage
@@ -23,7 +23,7 @@ _ALWAYS = (
     *(JobHash.CREATED_MS, JobHash.TOKENS, JobHash.ATTEMPTS, JobHash.CRASHES),
 )
 _PACKED = (JobHash.ERROR, JobHash.METADATA, JobHash.USAGE, JobHash.PROGRESS)
-_FIELDS = (*_ALWAYS, JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.WORKER, *_PACKED)
+_FIELDS = (*_ALWAYS, JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.WORKER, JobHash.ASKED, *_PACKED)
 _PAGE = 200
 _BEHIND_ALL = "h"  # ids begin with g
 
@@ -47,6 +47,15 @@ class Submission:
     seed: int
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """How long a job is kept, in seconds from its end on. Of one that was erased nothing is for readers, although it
+    may be there for a while."""
+
+    seconds: int
+    is_erased: bool
+
+
 def info_query(job_id: str) -> Query[JobInfo]:
     """Where a job stands. Raises JobNotFound, here for what cannot be a job id; the reply does for an unknown job."""
     command = ("HMGET", locate(job_id).job(job_id), *_FIELDS)
@@ -64,6 +73,13 @@ async def read_attachment(connection: redis.asyncio.Redis, job_id: str) -> tuple
     query = Query[bytes | None](("HMGET", locate(job_id).job(job_id), JobHash.ATTACHMENT), lambda values: values[0])
     info, attachment = await run_all(connection, [info_query(job_id), query])
     return info, attachment
+
+
+async def read_keeping(connection: redis.asyncio.Redis, job_id: str) -> tuple[JobInfo, Keeping]:
+    """Where a job stands, and how long it is kept, in one round trip. Raises JobNotFound."""
+    command = ("HMGET", locate(job_id).job(job_id), JobHash.RETENTION, JobHash.ERASED)
+    info, keeping = await run_all(connection, [info_query(job_id), Query(command, lambda row: _keeping(job_id, row))])
+    return info, keeping
 
 
 async def read_outcome(connection: redis.asyncio.Redis, job_id: str) -> tuple[JobInfo, Result | None]:
@@ -92,6 +108,11 @@ async def read_ended(connection: redis.asyncio.Redis, job_id: str, after: int) -
     if (events := parse_entries(last, after)) and events[-1].end:
         return events  # it ended without an owner: before `after`, if the server has forgotten tokens
     raise JobNotFound(f"job {job_id} has ended and its tokens have expired")
+
+
+async def has_job(connection: redis.asyncio.Redis, keys: Keys, tenant: str, idempotency_key: str) -> bool:
+    """True if an idempotency key names a job."""
+    return bool(await connection.exists(keys.idempotency(tenant, idempotency_key)))
 
 
 async def list_jobs(
@@ -162,6 +183,20 @@ async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submi
         raise damaged(job_id) from None
 
 
+async def read_request(url: str, job_id: str) -> JobRequest:
+    """Request of a job, as it was submitted. Raises JobNotFound, also if its end took the request with it, and
+    ServerUnavailable."""
+    with errors_of(url, lambda: None):
+        async with connect(url) as connection, answered():
+            values: Any = await connection.hmget(locate(job_id).job(job_id), (JobHash.STATUS, JobHash.REQUEST))
+    status, body = values
+    if status is None:
+        raise not_found(job_id)
+    if body is None:
+        raise JobNotFound(f"job {job_id} has ended: its request was kept until then")
+    return wire.decode_request(body)
+
+
 async def remove_dead_letters(connection: redis.asyncio.Redis, keys: Keys, job_id: str) -> None:
     """Take a job off the list."""
     entries: Any = await connection.xrange(keys.dead_letters)
@@ -202,7 +237,7 @@ def _parsed(job_id: str, row: dict[JobHash, bytes | None]) -> JobInfo:
     return JobInfo(
         id=job_id,
         status=JobStatus(text[JobHash.STATUS]),
-        model=text[JobHash.MODEL],
+        model=text.get(JobHash.ASKED) or text[JobHash.MODEL],
         tenant=text[JobHash.TENANT],
         priority=text[JobHash.PRIORITY],
         created_at=int(text[JobHash.CREATED_MS]) / 1000,
@@ -217,6 +252,15 @@ def _parsed(job_id: str, row: dict[JobHash, bytes | None]) -> JobInfo:
         usage=wire.decode_usage(usage) if usage else None,
         progress=wire.decode_progress(progress) if progress else None,
     )
+
+
+def _keeping(job_id: str, row: Sequence[bytes | None]) -> Keeping:
+    retention, erased = row
+    try:
+        _, seconds, _ = map(int, (retention or b"").split())
+    except ValueError:
+        raise damaged(job_id) from None
+    return Keeping(seconds, erased is not None)
 
 
 def _seconds(milliseconds: str | None) -> float | None:

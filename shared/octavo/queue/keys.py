@@ -30,9 +30,12 @@ class JobHash(StrEnum):
     CREATED_MS = "ct"
     STARTED_MS = "sts"
     FINISHED_MS = "ft"
+    ASKED = "as"
     REQUEST = "body"
     SEED = "seed"
     IDEMPOTENCY_KEY = "idem"
+    RETENTION = "ret"
+    ERASED = "era"
     METADATA = "meta"
     ATTACHMENT = "att"
     ERROR = "err"
@@ -102,6 +105,16 @@ class Keys:
     def models(self) -> str:
         """HASH: model name to `ModelCard`."""
         return f"{self.prefix}:models"
+
+    @property
+    def traits(self) -> str:
+        """HASH: model name to what else its card says."""
+        return f"{self.prefix}:traits"
+
+    @property
+    def aliases(self) -> str:
+        """HASH: another name of a model to "<model> <worker that announces it>..."."""
+        return f"{self.prefix}:aliases"
 
     @property
     def jobs(self) -> str:

@@ -7,6 +7,8 @@ the process that wrote it lives.
 from __future__ import annotations
 
 import os
+import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, Field, ValidationError
@@ -21,6 +23,8 @@ class LocalService(BaseModel):
     redis_url: str = Field(repr=False)  # it may hold a password
     api_url: str
     model: str
+    secret_file: Path | None = None
+    """The secret that `octavo up` gave its gateway; None where it was given one."""
     born: str = ""
     """Which of the processes that ever have the number `pid`."""
 
@@ -35,6 +39,23 @@ def state_dir() -> Path:
         return Path.home() / ".local" / "state" / "octavo"
     except RuntimeError as error:
         raise OctavoError("this user has no home directory: set OCTAVO_STATE_DIR to a folder") from error
+
+
+def secret_file() -> Path:
+    """File of the secret of this machine's services, made if there is none, for this user alone: a restart does not end
+    the tokens of pages. Raises OctavoError."""
+    path = state_dir() / "secret"
+    draft = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch(mode=0o600)
+        draft.write_text(secrets.token_hex(32) + "\n")
+        with suppress(FileExistsError):
+            os.link(draft, path)  # of two services that start together both have the one that was first, whole
+        draft.unlink()
+    except OSError as error:
+        raise OctavoError(f"cannot write {path} ({error.strerror}): set OCTAVO_STATE_DIR to another folder") from error
+    return path
 
 
 def publish(service: LocalService) -> None:

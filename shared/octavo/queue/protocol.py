@@ -22,7 +22,7 @@ from octavo.queue.claims import ClassRoom as ClassRoom
 from octavo.queue.claims import Unreadable as Unreadable
 from octavo.queue.claims import parse_claims, room_arguments
 from octavo.queue.keys import Keys
-from octavo.terms.errors import IdempotencyConflict, InvalidRequest, OctavoError, QueueFull, UnknownModel
+from octavo.terms.errors import IdempotencyConflict, InvalidRequest, NameTaken, OctavoError, QueueFull, UnknownModel
 from octavo.terms.fields import MAX_BODY_BYTES
 from octavo.terms.limits import Limits as Limits
 from octavo.terms.limits import Retention as Retention
@@ -52,6 +52,7 @@ class Enqueued:
 
     job_id: str
     accepted: JobInfo | None  # None: the idempotency key named a job that exists
+    model: str = ""  # that it waits for: what an alias stood for; empty if the job exists
 
     @property
     def created(self) -> bool:
@@ -177,6 +178,12 @@ class Cell:
                 raise InvalidRequest(f"the {what} has {len(sent)} bytes, the limit is {MAX_BODY_BYTES}{advice}")
         return self._call("enqueue", packed, parse=lambda reply: _parse_enqueued(reply, request, tenant), of=tenant)
 
+    def settled(self, call: Call[Enqueued], reply: Enqueued) -> Call[Enqueued]:
+        """The same call for the model that it was accepted for, whatever its name stands for later."""
+        if reply.accepted is None or reply.accepted.model == reply.model:
+            return call
+        return replace(call, args=(_packed({**msgpack.unpackb(call.args[0], raw=True), "settled": reply.model}),))
+
     def enqueue_again(self, call: Call[Enqueued]) -> Call[Enqueued]:
         """The same for a server that may have forgotten it. If it has, offsets into several sequences hold no more."""
         return replace(call, args=(_packed({**msgpack.unpackb(call.args[0], raw=True), "again": True}),))
@@ -274,9 +281,14 @@ class Cell:
         """Detaches a subscriber. True if it was attached."""
         return self._call("detach", job_id, subscriber_id, parse=bool)
 
-    def register_model(self, card: ModelCard) -> Call[bool]:
-        """Make a model known: jobs for it are accepted from now on."""
-        return self._call("register_model", card.name, wire.encode_model(card), parse=bool)
+    def register_model(
+        self, card: ModelCard, *, worker_id: str = "", lease_ms: int = 0, info: bytes = b""
+    ) -> Call[None]:
+        """Make a model known: jobs for it are accepted from now on, under its aliases for as long as the worker lives,
+        of which `info` is the first heartbeat. The reply raises NameTaken."""
+        told: list[bytes | str | int] = [card.name, wire.encode_model(card), wire.encode_traits(card)]
+        told += [worker_id, lease_ms, info, *card.aliases] if worker_id else []
+        return self._call("register_model", *told, parse=lambda reply: _parse_registered(reply, card))
 
     def probe(self) -> Call[bool]:
         """A write that changes nothing."""
@@ -332,7 +344,9 @@ def _parse_enqueued(reply: list[Any], request: JobRequest, tenant: str) -> Enque
     match _text(outcome):
         case "ok":
             job_id, created, at_ms = _text(rest[0]), bool(rest[1]), int(rest[2])
-            return Enqueued(job_id, _accepted(job_id, request, tenant, at_ms / 1000) if created else None)
+            if not created:
+                return Enqueued(job_id, None)
+            return Enqueued(job_id, _accepted(job_id, request, tenant, at_ms / 1000), _text(rest[3]))
         case "conflict":
             raise IdempotencyConflict(
                 f"the idempotency key was used by job {_text(rest[0])} with another request: use a new key"
@@ -346,6 +360,14 @@ def _parse_enqueued(reply: list[Any], request: JobRequest, tenant: str) -> Enque
             raise Fenced("the batch is not the caller's, or is beyond this line")
         case _:
             raise QueueFull(f"{_FULL[_text(rest[0])]}: try again later", retry_after_s=1.0)
+
+
+def _parse_registered(reply: list[bytes], card: ModelCard) -> None:
+    if not reply:
+        return
+    name, other = map(_text, reply)
+    what = "has workers" if name == other else f"is a name of the model {other!r}, which has workers"
+    raise NameTaken(f"{name!r} {what}: give {card.name!r} other names, or stop those workers first")
 
 
 def _accepted(job_id: str, request: JobRequest, tenant: str, at: float) -> JobInfo:

@@ -14,7 +14,7 @@ import redis.asyncio
 
 from octavo.queue import wire
 from octavo.queue.connection import answered
-from octavo.queue.fleet import live_workers
+from octavo.queue.fleet import live_workers, models_of
 from octavo.queue.keys import Keys
 from octavo.terms.errors import InvalidRequest, WorkerNotFound
 from octavo.terms.messages import TokenizerAnswer, TokenizerQuestion
@@ -60,6 +60,7 @@ class Questions:
         return await self._ask_tokenizer(model, token_ids=tuple(token_ids))
 
     async def _ask_tokenizer(self, model: str, **asked: Any) -> TokenizerAnswer:
+        (model,) = await models_of(self._commands, self._keys, [model])
         for patience in _TOKENIZER_ANSWER_S:
             if all(worker.model != model for worker in await live_workers(self._commands, self._keys)):
                 raise WorkerNotFound(f"no live worker of {model!r}: ask again once one has started")

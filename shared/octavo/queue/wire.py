@@ -28,7 +28,8 @@ from octavo.terms.messages import (
     Usage,
 )
 from octavo.terms.models import JobRequest
-from octavo.terms.workers import ModelCard, PrefixPin, WorkerInfo, WorkerMemory
+from octavo.terms.problems import in_words
+from octavo.terms.workers import ModelCard, PrefixPin, Traits, WorkerInfo, WorkerMemory
 
 VERSION = 1
 MAX_DEPTH = 12
@@ -140,12 +141,23 @@ def decode_metadata(data: bytes) -> dict[str, str]:
 
 
 def encode_model(card: ModelCard) -> bytes:
-    return _encode("model", card.model_dump(exclude_defaults=True))  # version 0.1.0 refuses fields it does not know
+    """Without what earlier versions do not know: they refuse such a card."""
+    return _encode("model", card.model_dump(exclude_defaults=True, exclude={"sampling", "aliases", "switches"}))
 
 
 def decode_model(data: bytes) -> ModelCard:
     """Raises MalformedMessage."""
     return _model(ModelCard, _map(_decode("model", data)))
+
+
+def encode_traits(card: ModelCard) -> bytes:
+    """Traits of a model that its frame lacks. Readers leave out what they do not know."""
+    return _encode("traits", {"sampling": card.sampling.given(), "switches": card.switches})
+
+
+def decode_traits(data: bytes) -> Traits:
+    """Raises MalformedMessage."""
+    return _model(Traits, _map(_decode("traits", data)))
 
 
 def encode_worker(info: WorkerInfo) -> bytes:
@@ -347,6 +359,6 @@ def _model(model: type[M], fields: dict[str, Any]) -> M:
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in problem["loc"])
-        raise MalformedMessage(f"{where or 'message'}: {problem['msg']}") from None  # the cause would quote the prompt
+        raise MalformedMessage(in_words(problem, where or "message")) from None  # the cause would quote the prompt
     except (TypeError, ValueError) as error:
         raise MalformedMessage("a field has the wrong shape") from error

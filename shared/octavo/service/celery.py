@@ -108,7 +108,7 @@ def generate(task: GenerateTask, prompt: Any = None, **fields: Any) -> dict[str,
     """
     direct = task.request.called_directly  # as a function: without an id, and without retries
     waits = direct or task.request.is_eager
-    key = None if direct else f"{PREFIX}{task.request.id}"
+    key = None if direct else job_key(task.request.id)
     try:
         with _unavailable(task):
             if not waits:
@@ -121,6 +121,12 @@ def generate(task: GenerateTask, prompt: Any = None, **fields: Any) -> dict[str,
         task.look_again(error)
     ensure_completed(result.id, result.status, result.error)
     return _as_dict(result)
+
+
+def job_key(task_id: str) -> str:
+    """Idempotency key of a task's job. Whatever submits the same request with it, first or later, gets this job: a web
+    process has its id at once, and the task its result."""
+    return f"{PREFIX}{task_id}"
 
 
 class Watcher(threading.Thread):

@@ -11,7 +11,6 @@ import fcntl
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from octavo.service.ports import free_port
 from octavo.service.server_program import find_binary
 from octavo.terms.errors import ServerUnavailable
 
@@ -190,12 +190,6 @@ class EmbeddedServer:
         self.kill()
         last_words = " / ".join(log.read_text(errors="replace").splitlines()[-3:])
         raise ServerUnavailable(f"{self._binary.name} did not start on port {port}: {last_words}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def die_with_parent() -> Callable[[], None] | None:

@@ -7,7 +7,6 @@ import os
 import queue
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from types import FrameType
 
 from octavo.service.children import Child, restart_delay
 from octavo.service.fleet import live_workers
+from octavo.service.ports import refusal
 from octavo.service.server import server_url
 from octavo.service.service_log import ServiceLog
 from octavo.terms.errors import OctavoError
@@ -36,9 +36,16 @@ class ServiceError(OctavoError):
     code = "service_error"
 
 
+class WrongSetting(ServiceError):
+    """It cannot start as it was asked to: a process of it refused its settings."""
+
+
+_WRONG_SETTING = 2  # how a process ends that refuses them
+
+
 @dataclass(frozen=True)
 class Plan:
-    """The processes to start. `data_dir=None`: nothing outlives the service."""
+    """The processes to start. `data_dir=None`: nothing outlives the service. The secret is the gateway's alone."""
 
     model: str
     workers: int
@@ -47,6 +54,7 @@ class Plan:
     data_dir: Path | None
     environment: dict[str, str] = field(default_factory=dict)
     tensor_parallel: int = 1
+    secret_file: Path | None = None
 
     @property
     def api_url(self) -> str:
@@ -65,6 +73,8 @@ class Service:
         if log is not None:
             shared["OCTAVO_LOG_FORMAT"] = log.format
         gateway = {"OCTAVO_HOST": plan.host, "OCTAVO_PORT": str(plan.port)}
+        if plan.secret_file is not None:
+            gateway["OCTAVO_SECRET_FILE"] = str(plan.secret_file)
         worker = {
             "OCTAVO_MODEL": plan.model,
             "OCTAVO_THREADS": str(_threads(plan.workers * plan.tensor_parallel)),
@@ -97,7 +107,8 @@ class Service:
             for child in self.children:
                 if child.returncode is not None:
                     words = "\n".join(child.last_lines)
-                    raise ServiceError(f"{child.name} ended with exit code {child.returncode}:\n{words}")
+                    kind = WrongSetting if child.returncode == _WRONG_SETTING else ServiceError
+                    raise kind(f"{child.name} ended with exit code {child.returncode}:\n{words}")
             if time.monotonic() > deadline:
                 raise ServiceError(f"the service was not ready within {_START_TIMEOUT_S:.0f} s: see its log above")
             time.sleep(0.2)
@@ -140,8 +151,8 @@ class Service:
 def service(plan: Plan, log: ServiceLog | None) -> Iterator[Service]:
     """The service, ready for jobs; stopped in order at the end. SIGTERM counts as Ctrl-C. Raises `ServiceError` for a
     port that is taken."""
-    if not is_free(plan.host, plan.port):
-        raise ServiceError(f"cannot listen on {plan.host}:{plan.port}: choose another port with --port")
+    if (why := refusal(plan.host, plan.port)) is not None:
+        raise ServiceError(why)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -169,20 +180,6 @@ def gpus() -> list[str]:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False).stdout
     return [str(n) for n, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def is_free(host: str, port: int) -> bool:
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError:
-        return False
-    return True
 
 
 def device_groups(devices: list[str], ranks: int) -> list[str]:

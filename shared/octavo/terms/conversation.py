@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -20,6 +20,9 @@ from octavo.terms.tools import ToolCall
 
 Role = Literal["system", "user", "assistant", "tool", "developer"]
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
+SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
+"""Variables by which chat templates let a request choose how a model thinks."""
+_MEDIA = ("image", "audio", "video", "file", "document")
 _DEEPEST = 4
 _MOST = 32
 _MOST_VALUES = 65_536
@@ -65,12 +68,38 @@ class Message(Requested):
             yield from (call.id, call.name, call.arguments)
 
 
+def refuse_media(content: Any) -> Any:
+    """Content as it is. Raises ValueError for a list with an image, sound, a video or a file, naming the type of that
+    part."""
+    for part in content if isinstance(content, list | tuple) else ():
+        refuse_medium(part.get("type") if isinstance(part, Mapping) else None)
+    return content
+
+
+def refuse_medium(kind: Any) -> Any:
+    """The type of a part of a message as it is. Raises ValueError for that of an image, sound, a video or a file."""
+    if isinstance(kind, str) and any(word in kind for word in _MEDIA):
+        raise ValueError(f"a part of type {kind[:40]!r} is not read here: models read text alone; send text")
+    return kind
+
+
 def joined(parts: list[Any] | tuple[Any, ...]) -> str:
     """The text of a list of text parts. Raises ValueError for parts of another kind."""
+    refuse_media(parts)
     texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("content is text or a list of text parts: {'type': 'text', 'text': '...'}")
     return "".join(text for text in texts if text is not None)
+
+
+def check_final(messages: Sequence[Message]) -> None:
+    """Raises ValueError unless the last of these messages can be continued."""
+    if not messages or messages[-1].role != "assistant":
+        raise ValueError("continue_final_message needs messages of which the last is an assistant's")
+    if messages[-1].tool_calls:
+        raise ValueError("continue_final_message and tool_calls of the last message do not go together: answer them")
+    if messages[-1].reasoning_content and not messages[-1].text:
+        raise ValueError("continue_final_message continues content, and the last message has none beside its thoughts")
 
 
 def _checked(arguments: dict[str, JsonValue]) -> dict[str, JsonValue]:

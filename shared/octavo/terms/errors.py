@@ -49,6 +49,12 @@ class UnknownModel(InvalidRequest):
     code = "model_not_found"
 
 
+class NameTaken(OctavoError):
+    """Another model is served under one of the names."""
+
+    code = "name_taken"
+
+
 class IdempotencyConflict(OctavoError):
     """The idempotency key was used before with another body."""
 
@@ -89,6 +95,12 @@ class JobFailed(OctavoError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class NoSecret(OctavoError):
+    """There is no master secret to sign or verify with."""
+
+    code = "no_secret"
 
 
 class Busy(OctavoError):

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from octavo.terms.conversation import Message, TemplateArguments
+from octavo.terms.conversation import Message, TemplateArguments, check_final
 from octavo.terms.fields import Frozen, Metadata, ModelName, Priority, Requested, TokenIds, few_members
 from octavo.terms.messages import (
     AnswerFormat,
@@ -46,6 +46,9 @@ class JobRequest(Requested):
     `tools`, `tool_choice` and `chat_template_kwargs` belong to `messages`. `parsed`: the answer is to be taken apart by
     `octavo.dialects.parsing`, so markers of calls and thoughts stay in its text and its first chunk names their format.
     Jobs with tools are parsed in any case.
+
+    With `continue_final_message` the last message, an assistant's, is the beginning of the answer: the model goes on
+    behind its last character, and only what it adds is generated.
     """
 
     model: ModelName
@@ -60,6 +63,7 @@ class JobRequest(Requested):
     parallel_tool_calls: bool = True
     chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
     parsed: bool = False
+    continue_final_message: bool = False
     priority: Priority = "normal"
     add_special_tokens: bool = True
     timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
@@ -82,6 +86,26 @@ class JobRequest(Requested):
             raise ValueError("tools and chat_template_kwargs go into a chat template: give messages")
         check_tools(self.tools, self.tool_choice)
         return self
+
+    @model_validator(mode="after")
+    def _final_message_can_be_continued(self) -> Self:
+        if self.continue_final_message:
+            check_final(self.messages or ())
+            if beside := self._whole_answer_of:
+                raise ValueError(
+                    f"continue_final_message and {beside} do not go together, since it is said of a whole answer: "
+                    "leave one of them out"
+                )
+        return self
+
+    @property
+    def _whole_answer_of(self) -> str | None:
+        """The field that prescribes how an answer begins, if there is one."""
+        if self.grammar is not None:
+            return "grammar"
+        if self.tool_choice.mode == "required":
+            return "tool_choice"
+        return "strict tools" if any(tool.strict for tool in self.offered_tools) else None
 
     @property
     def prompt_texts(self) -> Iterator[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, TypedDict
+from typing import Annotated, Any, Literal, Self, TypedDict
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from octavo.terms.fields import (
     MAX_SEQUENCES,
@@ -17,13 +17,52 @@ from octavo.terms.fields import (
     TokenIds,
 )
 
+Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
+TopK = Annotated[int, Field(ge=0, lt=1 << 31)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0)]
+MinP = Annotated[float, Field(ge=0.0, le=1.0)]
+RepetitionPenalty = Annotated[float, Field(gt=0.0, le=10.0)]
+
+NEUTRAL: dict[str, float | int] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Values of the parameters that a model may have defaults of, where neither the request nor the model says anything."""
+
+
+class SamplingDefaults(BaseModel):
+    """Sampling parameters of a model, which hold where a request says nothing. Any other is left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+
+    def given(self) -> dict[str, float | int]:
+        """The parameters that the model says something about."""
+        return self.model_dump(exclude_none=True)
+
+    def all(self) -> dict[str, float | int]:
+        """Every parameter, at the value that holds where a request says nothing."""
+        return {**NEUTRAL, **self.given()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in self.given().items())
+
 
 class SamplingParams(Requested):
     """How tokens are chosen and when a sequence ends.
 
     `max_tokens=None` generates until the context is full. `temperature=0` is greedy. `top_k=0`, `top_p=1` and
-    `min_p=0` switch the filters off; they apply in the order top-k, top-p, min-p. Without a `seed` the job gets a
-    random one at submission, so that a takeover continues the same random stream.
+    `min_p=0` switch the filters off; they apply in the order top-k, top-p, min-p. These and `repetition_penalty` are
+    those of the model's generation_config.json where they are None, and off where that says nothing, too. Without a
+    `seed` the job gets a random one at submission, so that a takeover continues the same random stream.
 
     `best_of` samples that many sequences and delivers the `n` with the best mean log-probability, the best first.
     `beam_width` searches for the most likely sequences instead of sampling and delivers the `n` best; a sequence scores
@@ -41,11 +80,11 @@ class SamplingParams(Requested):
     early_stopping: bool | Literal["never"] = False
     max_tokens: int | None = Field(256, ge=0, le=1 << 24)
     min_tokens: int = Field(0, ge=0, le=1 << 24)
-    temperature: float = Field(1.0, ge=0.0, le=2.0)
-    top_k: int = Field(0, ge=0, lt=1 << 31)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
-    repetition_penalty: float = Field(1.0, gt=0.0, le=10.0)
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     logit_bias: LogitBias = Field(default_factory=dict)
@@ -80,9 +119,13 @@ class SamplingParams(Requested):
             return self
         if self.beam_width < self.n:
             raise ValueError(f"beam_width ({self.beam_width}) is less than n ({self.n})")
-        if refused := [name for name in _NOT_WITH_BEAMS if getattr(self, name) != _default(name)]:
+        if refused := [name for name in _NOT_WITH_BEAMS if not self._is_off(name)]:
             raise ValueError(f"a beam search takes no {', '.join(refused)}: leave that out")
         return self
+
+    def _is_off(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is None or value == NEUTRAL.get(name, type(self).model_fields[name].default)
 
     @property
     def width(self) -> int:
@@ -98,10 +141,6 @@ class SamplingParams(Requested):
 _NOT_WITH_BEAMS = ("best_of", "temperature", "top_k", "top_p", "min_p", "stop", "logprobs", "thinking_token_budget")
 
 
-def _default(name: str) -> Any:
-    return SamplingParams.model_fields[name].default
-
-
 class SamplingFields(TypedDict, total=False):
     """The fields of `SamplingParams`, to be given one by one."""
 
@@ -112,11 +151,11 @@ class SamplingFields(TypedDict, total=False):
     early_stopping: bool | Literal["never"]
     max_tokens: int | None
     min_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from octavo.terms.fields import Frozen, ModelName, PinName, Tenant, TokenIds
+from octavo.terms.sampling import SamplingDefaults
 from octavo.terms.stats import WorkerStats
 
 
 class ModelCard(Frozen):
     """A model that some worker serves or has served, as registered at the worker's start. `quantization` names the
-    schemes of quantised weights; it is empty where none is."""
+    schemes of quantised weights; it is empty where none is. `sampling` holds where a request says nothing of how its
+    tokens are chosen. `aliases` are the other names that live workers serve it under. `switches` are those variables of
+    thinking that its chat template reads, None where that is not known."""
 
     name: str
     max_model_len: int
@@ -20,6 +23,23 @@ class ModelCard(Frozen):
     has_tokenizer: bool
     created_at: float
     quantization: str = ""
+    sampling: SamplingDefaults = SamplingDefaults()
+    aliases: tuple[str, ...] = ()
+    switches: tuple[str, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that jobs may ask for, its own first."""
+        return (self.name, *self.aliases)
+
+
+class Traits(BaseModel):
+    """Traits of a model that its card on the wire lacks; those of later versions are left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    sampling: SamplingDefaults = SamplingDefaults()
+    switches: tuple[str, ...] | None = None
 
 
 class PrefixPin(Frozen):

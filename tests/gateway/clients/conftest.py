@@ -17,6 +17,7 @@ from octavo_gateway.settings import GatewaySettings
 CLIENTS = {
     "guidellm": "test_guidellm.py",
     "instructor": "test_instructor.py",
+    "langchain_anthropic": "test_langchain_anthropic.py",
     "langchain_openai": "test_langchain.py",
     "litellm": "test_litellm.py",
     "lm_eval": "test_lm_eval.py",

@@ -1,4 +1,4 @@
-"""litellm: its `openai` and `hosted_vllm` providers, and its Responses."""
+"""litellm: its `openai`, `hosted_vllm` and `anthropic` providers, and its Responses."""
 
 from __future__ import annotations
 
@@ -146,3 +146,17 @@ async def test_a_schema_holds(demo_url):
             api_key="none",
         )
         City.model_validate_json(answer.choices[0].message.content)
+
+
+async def test_messages_with_calls(gateway_url, start_model):
+    start_model("hermes", ANSWER.text, reply="Take a coat.")
+    where = {"api_base": gateway_url, "api_key": "none", "timeout": STALL_S, "max_tokens": 400, "tools": TOOLS}
+    ask = partial(litellm.acompletion, "anthropic/hermes", **where)
+    whole = (await ask(messages=ASKED)).choices[0]
+    assert (said(whole.message), whole.finish_reason) == (EXPECTED, "tool_calls")
+    chunks = [chunk async for chunk in await ask(messages=ASKED, stream=True)]
+    streamed = litellm.stream_chunk_builder(chunks, messages=ASKED).choices[0]
+    assert said(streamed.message) == EXPECTED
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in whole.message.tool_calls]
+    answered = await ask(messages=[*ASKED, whole.message.model_dump(), *results])
+    assert answered.choices[0].message.content == "Take a coat."

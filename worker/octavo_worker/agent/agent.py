@@ -20,6 +20,7 @@ from octavo.queue.streams import read_stream
 from octavo.terms.errors import MalformedMessage
 from octavo.terms.messages import JobError, JobStatus, Terminal, Usage
 from octavo.terms.models import Event
+from octavo.terms.sampling import SamplingDefaults
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.claims.room import Room, room_for
 from octavo_worker.agent.ends import Ends
@@ -64,11 +65,13 @@ class Agent:
     """Owns every job of this worker between claim and end. Only the event loop's thread may call it, `holding` apart.
 
     An engine is lent with `attach` and taken away with `detach`. `changed` is called whenever there may be more room.
+    `defaults` are the model's, for jobs that say nothing of how their tokens are chosen.
     """
 
     def __init__(
         self, connection: redis.asyncio.Redis, cell: Cell, prompts: Prompts, *, changed: Callable[[], None]
     ) -> None:
+        self.defaults = SamplingDefaults()
         self.stats = EngineStats()
         self.progress = ProgressReports(connection, cell)
         self.ends = Ends(connection, cell)
@@ -258,9 +261,7 @@ class Agent:
             self._end(job, JobStatus.FAILED, JobError(code="malformed_stream", message=message))
         except Exception as error:  # a fault of ours must end this job, not hold its lease for ever
             log.error("job %s cannot be prepared: %s", job.claim.job_id, type(error).__name__)  # the text may quote it
-            self._end(
-                job, JobStatus.FAILED, JobError(code="internal_error", message="the worker could not read the job")
-            )
+            self._end(job, JobStatus.FAILED, JobError("internal_error", "the worker could not read the job"))
         else:
             self._start(job, clock_offset)
 
@@ -305,6 +306,7 @@ class Agent:
             seed=claim.seed,
             eos_token_ids=self._prompts.end_ids,
             max_model_len=limits.max_model_len,
+            defaults=self.defaults,
         )
         deadline = None if claim.deadline is None else claim.deadline + clock_offset
         if self.silence() == 0.0:

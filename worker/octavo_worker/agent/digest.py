@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from octavo_worker.contract.files import tensor_files
+from octavo_worker.contract.files import GENERATION_CONFIG, tensor_files
 
 _WHOLE_BYTES = 512 << 20  # weights up to this size are read whole, in less than a second
 _PIECE = 4096
@@ -17,7 +17,7 @@ _TEXTS = (  # all that the tokenizer, the chat template and the engine read besi
     "config.json",
     "quantize_config.json",
     "quant_config.json",
-    "generation_config.json",
+    GENERATION_CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -50,12 +50,15 @@ def files_digest(folder: Path, *, load_format: str, seed: int) -> bytes:
     return digest.digest()
 
 
-def served_digest(files: bytes, numerics: str, grammars: str = "", *, max_model_len: int | None = None) -> str:
+def served_digest(
+    files: bytes, numerics: str, grammars: str = "", *, max_model_len: int | None = None, sampling: str = ""
+) -> str:
     """Digest that a worker announces: of its files, and what it does with them: how it computes (instruction set or
-    GPU, types of the weights and the cache), what follows grammars, and where texts end if it was told another length
-    than the model's own."""
+    GPU, types of the weights and the cache), what follows grammars, where texts end if it was told another length
+    than the model's own, and the `sampling` that holds where a request says nothing of it."""
     digest, context = hashlib.sha256(), "" if max_model_len is None else f"context {max_model_len}"
-    _add(digest, files, " ".join(filter(None, (numerics, grammars, context))).encode())
+    defaults = f"sampling {sampling}" if sampling else ""  # without any: as workers of before, which read none
+    _add(digest, files, " ".join(filter(None, (numerics, grammars, context, defaults))).encode())
     return digest.hexdigest()[:32]
 
 

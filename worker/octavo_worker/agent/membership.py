@@ -10,17 +10,22 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 
 import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
+from octavo.queue import wire
 from octavo.queue.calls import Transition, run
 from octavo.queue.connection import answered, connect_sync, outage, refusal
 from octavo.queue.fleet import describe_mix, live_workers, mixed_models
 from octavo.queue.protocol import Cell
 from octavo.queue.roles import lacking
+from octavo.terms.errors import NameTaken
+from octavo.terms.sampling import SamplingDefaults
 from octavo.terms.stats import EngineStats, ScriptCalls, WorkerStats
 from octavo.terms.workers import ModelCard, PinOutcome, WorkerInfo
 from octavo_worker.agent.ends import Ends
@@ -54,19 +59,30 @@ class ScriptCallCounts:
             return tuple(map(copy, self._sums.values()))
 
 
+@dataclass(frozen=True)
+class Served:
+    """A model as it is announced: the names that jobs may ask for, that of its queue first, its default sampling,
+    whether it has a tokenizer, and the switches of thinking that its template reads."""
+
+    names: tuple[str, ...]
+    sampling: SamplingDefaults
+    has_tokenizer: bool
+    switches: tuple[str, ...] = ()
+
+
 class Membership:
     """The worker's place in the fleet: its model's card, its heartbeat's content, and its share of reaping."""
 
     def __init__(
-        self, connection: redis.asyncio.Redis, cell: Cell, redis_url: str, model: str, *, has_tokenizer: bool
+        self, connection: redis.asyncio.Redis, cell: Cell, redis_url: str, served: Served, *, lease_ms: int
     ) -> None:
-        """`model` is the name that jobs ask for."""
         self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._connection = connection
         self._cell = cell
         self._redis_url = redis_url
-        self._model = model
-        self._has_tokenizer = has_tokenizer
+        self._served = served
+        self._model, *self._aliases = served.names
+        self._lease_ms = lease_ms
         self._started_at = time.time()
         self._limits: Ready | None = None
         self._told = ""
@@ -116,19 +132,28 @@ class Membership:
             else:
                 return
 
-    async def register(self, limits: Ready, digest: str) -> None:
-        """Make the model known: jobs for it are accepted from now on."""
+    async def register(self, limits: Ready, digest: str, describe: Callable[[], WorkerInfo]) -> None:
+        """Make the model known: jobs for it are accepted from now on. Raises NameTaken."""
         self._limits, self.digest = limits, digest
-        card = self._card(limits)
         while True:
             try:
-                await run(self._connection, self._cell.register_model(card))
+                await self._register(describe)
             except (RedisError, OSError) as error:
                 self._complain(error)
                 await asyncio.sleep(_KNOWN_EVERY_S)
                 await self.reach_server()
             else:
                 return
+
+    async def _register(self, describe: Callable[[], WorkerInfo]) -> None:
+        assert self._limits is not None
+        call = self._cell.register_model(
+            self._card(self._limits),
+            worker_id=self.worker_id,
+            lease_ms=self._lease_ms,
+            info=wire.encode_worker(describe()),
+        )
+        await run(self._connection, call)
 
     async def _check_rights(self) -> None:
         """Say at once what would show only with the first job. Raises redis-py's errors."""
@@ -142,11 +167,17 @@ class Membership:
     def _complain(self, error: Exception) -> None:
         """Logs a refusal, once. `reach_server` tells of a lost server."""
         told = refusal(self._redis_url, error)
-        if told != self._told and isinstance(error, ResponseError):
-            log.error("this worker cannot announce its model: %s", told)
-        self._told = told
+        if isinstance(error, ResponseError):
+            self._say_once(f"this worker cannot announce its model: {told}")
+        else:
+            self._told = told
 
-    async def stay_known(self) -> None:
+    def _say_once(self, problem: str) -> None:
+        if problem != self._told:
+            log.error("%s", problem)
+        self._told = problem
+
+    async def stay_known(self, describe: Callable[[], WorkerInfo]) -> None:
         """For ever: a server that came back without its data refuses jobs for a model until it is registered again."""
         checked = False
         while True:
@@ -157,13 +188,28 @@ class Membership:
                 if not checked:
                     await self._check_rights()
                     checked = True
-                async with answered():
-                    known = await self._connection.hexists(self._cell.keys.models, self._model)
-                if not known:
-                    await run(self._connection, self._cell.register_model(self._card(self._limits)))
+                if not await self._is_known():
+                    await self._register(describe)
                     log.warning("the server has forgotten the model %s: told it again", self._model)
+            except NameTaken as error:  # while this worker was away
+                self._say_once(f"this worker cannot announce its model: {error.message}")
             except (RedisError, OSError) as error:
                 self._complain(error)
+
+    async def _is_known(self) -> bool:
+        """Raises redis-py's errors."""
+        keys = self._cell.keys
+        pipeline = self._connection.pipeline(transaction=False)
+        pipeline.hexists(keys.models, self._model)
+        pipeline.hexists(keys.traits, self._model)
+        if self._aliases:
+            pipeline.hmget(keys.aliases, self._aliases)
+        async with answered():
+            found = await pipeline.execute(raise_on_error=False)
+        model, traits, *rest = found  # an error is what stands in the place of a key: registering mends it
+        announced = rest[0] if rest and isinstance(rest[0], list) else [None] * len(self._aliases)
+        own = self.worker_id.encode()
+        return model == traits == 1 and all(own in (words or b"").split()[1:] for words in announced)
 
     async def compare(self, own: WorkerInfo) -> None:
         """Warn when workers of this model serve something else; the worker that starts last says it."""
@@ -195,9 +241,12 @@ class Membership:
             name=self._model,
             max_model_len=limits.max_model_len,
             vocab_size=limits.vocab_size,
-            has_tokenizer=self._has_tokenizer,
+            has_tokenizer=self._served.has_tokenizer,
             created_at=time.time(),
             quantization=limits.quantization,
+            sampling=self._served.sampling,
+            aliases=tuple(self._aliases),
+            switches=self._served.switches,
         )
 
 

@@ -22,8 +22,9 @@ from octavo.queue import wire
 from octavo.queue.address import parse_address
 from octavo.queue.connection import connect, connect_sync
 from octavo.queue.protocol import Cell
-from octavo.terms.errors import ServerUnavailable
+from octavo.terms.errors import NameTaken, ServerUnavailable
 from octavo.terms.fields import ModelName
+from octavo.terms.sampling import SamplingDefaults
 from octavo.terms.workers import DIGEST_SHOWN, WorkerInfo
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.child import EngineProcess
@@ -32,10 +33,11 @@ from octavo_worker.agent.claims.overflow import Overflow
 from octavo_worker.agent.digest import files_digest, served_digest
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.inbox import Inbox
-from octavo_worker.agent.membership import Membership, ScriptCallCounts
+from octavo_worker.agent.membership import Membership, ScriptCallCounts, Served
 from octavo_worker.agent.memory import Reports, worker_memory
 from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.prompts.tokens import Prompts
+from octavo_worker.agent.sampling import sampling_defaults
 from octavo_worker.agent.tokenizing import TokenizerDesk
 from octavo_worker.contract.files import ModelNotFound, model_folder, served_name
 from octavo_worker.contract.lifetime import in_words
@@ -50,6 +52,7 @@ _FLUSH_S = 1.0
 _ENGINE_EXIT_S = 3.0
 _RESTART_PAUSE_S = 1.0  # loading is heavy: workers beside this one take over its jobs first
 _MOST_FAILURES = 3
+MOST_NAMES = 32
 _STEADY_S = 30.0  # an engine that ran for so long did not fail at its start
 
 
@@ -57,24 +60,31 @@ class WorkerFailed(Exception):
     """The worker cannot go on; the message says why and what to do."""
 
 
+class WrongSetting(WorkerFailed):
+    """One of its options has a value with which no worker can start."""
+
+
 async def serve(options: WorkerOptions, *, engine_command: Sequence[str] | None = None) -> None:
     """Run a worker until SIGTERM or SIGINT. Raises WorkerFailed. `engine_command` replaces the engine (tests)."""
-    name = _public_name(options)
+    names = _public_names(options)
     try:
         parse_address(options.redis_url)
     except ServerUnavailable as error:
-        raise WorkerFailed(f"--redis-url: {error}") from None
+        raise WrongSetting(f"--redis-url: {error}") from None
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run`, as SIGTERM: a download's threads would be waited for
     try:
         folder = await asyncio.to_thread(model_folder, options.engine.model)
     except ModelNotFound as error:
-        raise WorkerFailed(str(error)) from error
+        raise WrongSetting(str(error)) from error
     engine_options = msgspec.structs.replace(options.engine, model=str(folder)).to_json()
     program = [sys.executable, "-P", "-m", ENGINE_PROGRAM]  # -P: not from the folder that it was started in
     command = engine_command or [*program, "--options", engine_options]
     engine = await EngineProcess.start(command)  # it loads while the tokenizer does
     try:
         prompts = await asyncio.to_thread(Prompts, folder)
+        is_read = options.generation_config == "auto"
+        sampling = sampling_defaults(folder) if is_read else SamplingDefaults()
+        served = Served(names, sampling, prompts.tokenizer is not None, prompts.switches)
     except BaseException as error:
         engine.kill()
         if isinstance(error, Exception):  # tokenizers raises nothing more special
@@ -82,18 +92,24 @@ async def serve(options: WorkerOptions, *, engine_command: Sequence[str] | None 
         raise
     async with connect(options.redis_url) as connection:
         read_files = partial(files_digest, folder, load_format=options.engine.load_format, seed=options.engine.seed)
-        await Supervisor(options, name, connection, prompts, command, engine, read_files).run()
+        await Supervisor(options, served, connection, prompts, command, engine, read_files).run()
 
 
-def _public_name(options: WorkerOptions) -> str:
-    """The model's name in jobs. Raises WorkerFailed."""
-    name = options.served_name or served_name(options.engine.model)
-    try:
-        return TypeAdapter(ModelName).validate_python(name)
-    except ValidationError as error:
-        raise WorkerFailed(
-            f"no job can ask for a model called {name!r}: give a --served-name of letters, digits and . _ : / @ + -"
-        ) from error
+def _public_names(options: WorkerOptions) -> tuple[str, ...]:
+    """The model's names in jobs, that of its queue first. Raises WorkerFailed."""
+    told = options.served_name.split(",") if options.served_name else [served_name(options.engine.model)]
+    names = tuple(dict.fromkeys(name.strip() for name in told))
+    if len(names) > MOST_NAMES:
+        raise WrongSetting(f"--served-name has {len(names)} names, of which {MOST_NAMES} are allowed")
+    for name in names:
+        try:
+            TypeAdapter(ModelName).validate_python(name)
+        except ValidationError as error:
+            raise WrongSetting(
+                f"no job can ask for a model called {name!r}: give a --served-name of letters, digits and . _ : / @ + -"
+                ", or several of them with commas between"
+            ) from error
+    return names
 
 
 class Supervisor:
@@ -102,31 +118,29 @@ class Supervisor:
     def __init__(
         self,
         options: WorkerOptions,
-        model: str,
+        served: Served,
         connection: redis.asyncio.Redis,
         prompts: Prompts,
         command: Sequence[str],
         engine: EngineProcess,
         read_files: Callable[[], bytes],
     ) -> None:
-        """`model` is the name that jobs ask for; `command` starts another engine when `engine` has died. `read_files`
-        gives the digest of the model's files."""
+        """`command` starts another engine when `engine` has died. `read_files` gives the digest of the model's
+        files."""
         self._options = options
         self._command = command
         self._read_files = read_files
         self._calls = ScriptCallCounts()
         self._cell = Cell(watch=self._calls.add)
-        self._model = model
-        self._membership = Membership(
-            connection, self._cell, options.redis_url, model, has_tokenizer=prompts.tokenizer is not None
-        )
+        self._model = served.names[0]
+        lease_ms = round(options.lease * 1000)
+        self._membership = Membership(connection, self._cell, options.redis_url, served, lease_ms=lease_ms)
         worker_id = self._membership.worker_id
-        self._changed = asyncio.Event()
-        self._leave = asyncio.Event()
-        self._leave_now = asyncio.Event()
+        self._changed, self._leave, self._leave_now = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._engine: EngineProcess | None = engine
         self._limits: Ready | None = None
         self._agent = Agent(connection, self._cell, prompts, changed=self._changed.set)
+        self._agent.defaults = served.sampling
         loop = asyncio.get_running_loop()
         self._heartbeat = Heartbeat(
             self._heartbeat_connection,
@@ -143,7 +157,7 @@ class Supervisor:
             self._cell,
             model=self._model,
             worker_id=worker_id,
-            lease_ms=round(options.lease * 1000),
+            lease_ms=lease_ms,
             digest=lambda: self._membership.digest,
             room=self._agent.room,
             changed=self._changed,
@@ -171,7 +185,7 @@ class Supervisor:
                 self._agent.publisher.run(),
                 self._agent.progress.run(),
                 self._membership.reap(self._agent.ends),
-                self._membership.stay_known(),
+                self._membership.stay_known(self._info),
                 self._watch(),
                 self._inbox.run(),
                 self._tokenizer_desk.run(),
@@ -199,12 +213,18 @@ class Supervisor:
 
     async def _keep_engine(self) -> None:
         """Start the engine again whenever it dies. Returns while leaving; raises WorkerFailed if it is hopeless."""
-        await self._membership.reach_server()
+        reached = asyncio.create_task(self._membership.reach_server())  # a model is refused without a server, too
+        try:
+            await self._restart_engine(reached)
+        finally:
+            await _cancel(reached)
+
+    async def _restart_engine(self, reached: asyncio.Task[None]) -> None:
         failures = 0
         while not self._leave.is_set():
             self._engine = engine = self._engine or await EngineProcess.start(self._command)
             began = time.monotonic()
-            was_ready, refused = False, ""
+            was_ready, refused = False, None
             reading = asyncio.create_task(asyncio.to_thread(self._read_files))  # while the engine loads
             reading.add_done_callback(
                 lambda task: task.cancelled() or task.exception()
@@ -212,13 +232,12 @@ class Supervisor:
             try:
                 ready = await engine.receive()
                 if isinstance(ready, Refused):
-                    refused = ready.reason
+                    refused = ready
                     raise EOFError
                 assert isinstance(ready, Ready)
+                await reached
                 was_ready = True
-                length = self._options.engine.max_model_len
-                digest = served_digest(await _read(reading), ready.numerics, ready.grammars, max_model_len=length)
-                await self._serve_engine(engine, ready, digest)
+                await self._serve_engine(engine, ready, self._digest(await _read(reading), ready))
             except EOFError:
                 self._pins.detach()
                 await self._agent.detach(crashed=await engine.crashed())
@@ -226,11 +245,15 @@ class Supervisor:
             self._engine = None
             failures = 0 if was_ready else failures + 1
             if failures and ((self._limits is None and (refused or status > 0)) or failures == _MOST_FAILURES):
-                raise WorkerFailed(f"the engine did not start ({in_words(status)}): {refused or engine.last_words}")
+                raise WorkerFailed(_reason(refused, status, engine.last_words))
             log.error(
                 "the engine died after %.1f s (%s), starting it again", time.monotonic() - began, in_words(status)
             )
             await asyncio.sleep(max(failures, _RESTART_PAUSE_S))
+
+    def _digest(self, files: bytes, ready: Ready) -> str:
+        length, defaults = self._options.engine.max_model_len, self._agent.defaults
+        return served_digest(files, ready.numerics, ready.grammars, max_model_len=length, sampling=str(defaults))
 
     async def _serve_engine(self, engine: EngineProcess, ready: Ready, digest: str) -> None:
         """Raises EOFError when the engine dies."""
@@ -239,15 +262,20 @@ class Supervisor:
                 f"the files of {self._model} are others than at the start of this worker: start it again"
             )
         is_first, self._limits = self._limits is None, ready
-        await self._membership.register(ready, digest)
+        try:
+            await self._membership.register(ready, digest, self._info)
+        except NameTaken as error:
+            if is_first:  # later its jobs go before its names: it says that one is gone, and serves on
+                raise WorkerFailed(error.message) from None
         if not self._heartbeat.is_alive:
             self._heartbeat.start()
         if is_first:
             weights = f"weights in {ready.quantization}, " if ready.quantization else ""
+            defaults = f", sampling by default {self._agent.defaults}" if self._agent.defaults.given() else ""
             log.info(
-                "serving %s (%s): %s%d blocks of %d tokens in %s (%.1f s)",
+                "serving %s (%s): %s%d blocks of %d tokens in %s%s (%.1f s)",
                 self._model, digest[:DIGEST_SHOWN], weights, ready.num_blocks, ready.block_size, ready.kv_dtype,
-                ready.load_seconds,
+                defaults, ready.load_seconds,
             )  # fmt: skip
             await self._membership.compare(self._info())
         self._agent.attach(engine, ready)
@@ -317,6 +345,13 @@ class Supervisor:
         if self._engine is not None:
             self._engine.send(Shutdown())
             await self._engine.ended(patience_s=_ENGINE_EXIT_S if self._limits is not None else 0.0)
+
+
+def _reason(refused: Refused | None, status: int, last_words: str) -> str:
+    """A sentence on an engine that does not start. The status of one that said why may be that of our own kill."""
+    if refused is None:
+        return f"the engine did not start ({in_words(status)}): {last_words}"
+    return f"the engine did not start: {refused.reason}" if refused.is_fault else refused.reason
 
 
 async def _read(digest: asyncio.Task[bytes]) -> bytes:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from octavo_worker.assembly.devices import check_block_size, check_ranks, check_uniform, choose_device
+from octavo_worker.assembly.devices import check_block_size, check_heads, check_ranks, check_uniform, choose_device
+from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
 from octavo_worker.model.checkpoint.formats import DenseFormat, Format, OnlineFormat, format_of
-from octavo_worker.model.checkpoint.names import NAMES
-from octavo_worker.model.config import DecoderConfig, decoder_config, reject
-from octavo_worker.model.config_file import ModelConfig, read_file
+from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
 from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.families import STATED, decoder_config, family_of, reject
 from octavo_worker.model.longrope import original_length, takes_long_factors
+from octavo_worker.model.transfer import dtype_name
+
+if TYPE_CHECKING:
+    from octavo_worker.model.trial import Trial
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How a model is loaded. `described` None is the transformers route, `factors` are those of LongRoPE."""
+    """How a model is loaded. `described` None is the transformers route, which the `trial` has found possible;
+    `factors` are those of LongRoPE."""
 
     folder: Path
     config: ModelConfig
@@ -31,39 +39,66 @@ class Choices:
     device: torch.device
     described: DecoderConfig | None
     context: int
+    trial: Trial | None = None
     factors: str = ""
     original: int | None = None  # context, of a model with LongRoPE
+    advice: str = ""  # for a config that seems to lack something
 
 
 def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     """Raises `ModelError` for all that can be refused by then. Without `decoders` every model takes the transformers
     route."""
     folder = model_folder(options.model)
-    config = (read_file(folder) if decoders else None) or read_config(folder)
+    config = (read_file(folder, STATED) if decoders else None) or read_config(folder)
     form: Format = format_of(folder)
     reject(config)
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
     check_block_size(options.block_size, device)
+    trial = None if decoders and family_of(config) else tried_route(config, form, dtype)
     context = context_length(options.max_model_len, config)
     original, is_long = original_length(config), False
     if original is not None:
         is_long = takes_long_factors(options.longrope, original, options.max_model_len, context)
         context = context if is_long else min(context, original)
     described = described_by(config, original and original + int(is_long)) if decoders else None
-    if described is None and not isinstance(form, DenseFormat):
-        raise UnsupportedModel(
-            f"{config.model_type!r} runs on its transformers code, which takes no quantised weights here; give the "
-            "checkpoint in bfloat16 or float16."
-        )
+    if described is None:
+        trial = trial or tried_route(config, form, dtype)
     if options.quantization != "auto":
         form = online_format(options.quantization, form, described, config.model_type, folder)
     if options.deterministic and device.type == "cuda":
         check_uniform(device, config, described)
     if options.tensor_parallel > 1:
         check_ranks(options.tensor_parallel, device, described, config.model_type)
+    check_heads(config.model_type, *heads_of(described, trial, dtype))
     factors = "" if original is None else "long" if is_long else "short"
-    return Choices(folder, config, form, dtype, device, described, context, factors, original)
+    advice = "" if options.max_model_len else yarn_advice(config)
+    return Choices(folder, config, form, dtype, device, described, context, trial, factors, original, advice)
+
+
+def tried_route(config: ModelConfig, form: Format, dtype: torch.dtype) -> Trial:
+    """The trial of a model on its transformers code. Raises `UnsupportedModel`."""
+    if not isinstance(form, DenseFormat):
+        raise UnsupportedModel(
+            f"{config.model_type!r} runs on its transformers code, which takes no quantised weights here; give the "
+            "checkpoint in bfloat16 or float16."
+        )
+    from octavo_worker.model.trial import tried  # brings transformers, which takes seconds
+
+    assert not isinstance(config, FileConfig)  # which is of one of the decoder's families
+    return tried(config, dtype)
+
+
+def heads_of(
+    described: DecoderConfig | None, trial: Trial | None, dtype: torch.dtype
+) -> tuple[int, Sequence[CacheSpec]]:
+    """Query heads, 0 if they are not known, and what each layer keeps."""
+    if trial is not None:
+        return trial.num_heads, trial.cache
+    assert described is not None
+    width, kept = described.head_dim, dtype_name(dtype)
+    windows = [layer.attention.sliding_window for layer in described.layers]
+    return described.num_heads, [CacheSpec(described.num_kv_heads, width, width, kept, window) for window in windows]
 
 
 def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:
@@ -88,7 +123,7 @@ def online_format(
         raise UnsupportedModel(
             f"--quantization covers the models of octavo's own decoder, not {family!r}; leave it out."
         )
-    return OnlineFormat(kind, NAMES[described.family].head)
+    return OnlineFormat(kind, described.names.heads)
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -101,13 +136,34 @@ def read_config(folder: Path) -> ModelConfig:
 def context_length(asked: int | None, config: ModelConfig) -> int:
     """`asked`, by default the model's own, which is the most. Raises `ModelError` for more than that, or where neither
     is known."""
-    longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    longest = longest_context(config)
     wanted = asked or longest
     if wanted is None:
         raise ModelError(f"{config.model_type!r} names no longest context; give --max-model-len.")
     if longest is not None and wanted > longest:
-        raise ModelError(f"max_model_len {wanted} is more than the model's context of {longest} tokens.")
+        advice = yarn_advice(config)
+        raise ModelError(
+            f"max_model_len {wanted} is more than the model's context of {longest} tokens{advice and '; '}{advice}."
+        )
     return wanted
+
+
+def longest_context(config: ModelConfig) -> int | None:
+    stated: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return stated if stated is None or stated > 0 else None
+
+
+def yarn_advice(config: ModelConfig) -> str:
+    """A half-sentence for a config whose YaRN (arXiv 2309.00071) reaches further than the context that it states:
+    model cards name the factor alone. Else empty."""
+    parameters: dict[str, Any] = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    longest = longest_context(config)
+    if parameters.get("rope_type") != "yarn" or longest is None:
+        return ""
+    reach = int(parameters["factor"] * (parameters.get("original_max_position_embeddings") or longest))
+    if reach <= longest:
+        return ""
+    return f"its YaRN reaches {reach} tokens: set max_position_embeddings in config.json to {reach} to serve as many"
 
 
 def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:

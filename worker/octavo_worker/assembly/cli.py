@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from octavo.service.flags import flags_of
 from octavo.terms.logs import printable
+from octavo.terms.problems import in_words
 from octavo_worker.assembly.settings import WorkerSettings
 from octavo_worker.contract.options import WorkerOptions
 
@@ -23,21 +24,21 @@ def worker(**flags: Any) -> None:
     try:
         options = WorkerSettings(**{name: value for name, value in flags.items() if value is not None}).options()
     except ValidationError as error:
-        for problem in error.errors(include_url=False):
+        for problem in error.errors(include_url=False, include_input=False):
             flag = "--" + str(problem["loc"][0]).lower().removeprefix("octavo_").replace("_", "-")
-            typer.echo(printable(f"{flag}: {problem['msg']}"), err=True)
+            typer.echo(printable(in_words(problem, flag)), err=True)
         raise typer.Exit(_BAD_USAGE) from None
     if options.replicas > 1 or options.devices is not None:
         _run_replicas(options, flags)
     from octavo_worker.agent.logs import configure_logging
-    from octavo_worker.agent.supervisor import WorkerFailed, serve  # after the flags are known to be good
+    from octavo_worker.agent.supervisor import WorkerFailed, WrongSetting, serve  # after the flags are known to be good
 
     configure_logging(options.log_level, options.log_format)
     try:
         asyncio.run(serve(options))
     except WorkerFailed as failure:
         typer.echo(printable(f"octavo worker: {failure}"), err=True)
-        sys.exit(1)
+        sys.exit(_BAD_USAGE if isinstance(failure, WrongSetting) else 1)
 
 
 def _run_replicas(options: WorkerOptions, flags: dict[str, Any]) -> NoReturn:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
 
 import torch
 
 from octavo_kernels import cuda, ops
 from octavo_kernels.features import Feature, features
+from octavo_worker.contract.cache import CacheSpec, common_shape
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
-from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.errors import NEXT, ModelError, UnsupportedModel
 from octavo_worker.model.shards import check_divisible
+
+LEAST_BLOCK = 16  # that every device takes
 
 
 def choose_device(name: str) -> torch.device:
@@ -30,6 +34,20 @@ def check_block_size(block_size: int, device: torch.device) -> None:
         ops.check_block_size(block_size, device)
     except ValueError as error:
         raise ModelError(f"--block-size {block_size}: {error}.") from error
+
+
+def check_heads(family: str, heads: int, kept: Sequence[CacheSpec]) -> None:
+    """Raises `UnsupportedModel` for heads that the kernels do not take: query `heads` (0: unknown), and what each layer
+    has `kept` of a token."""
+    try:
+        shape = common_shape(kept)
+        ops.empty_cache(1, 1, shape.kv_heads, LEAST_BLOCK, shape.key_dim, torch.float16, "meta")
+    except ValueError as error:
+        raise UnsupportedModel(f"{family!r}: {error}; {NEXT}") from error
+    if heads % shape.kv_heads:
+        raise UnsupportedModel(
+            f"{family!r}: {heads} query heads cannot share {shape.kv_heads} heads of keys and values evenly; {NEXT}"
+        )
 
 
 def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:

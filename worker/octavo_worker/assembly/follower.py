@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 from typing import Protocol
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from octavo_worker.assembly.cache_size import cache_dtype, measured_room
 from octavo_worker.assembly.loading import copy_weights, make_runner, set_threads
 from octavo_worker.assembly.models import load_model
+from octavo_worker.contract.messages import StartRefused
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import Masks, StepPlan
 from octavo_worker.model.causal_model import CacheConfig
@@ -35,6 +37,10 @@ def follow(sock: socket.socket, memory: int, index: int, options: ModelOptions) 
     member = Member(Rank(index, options.tensor_parallel), memory)
     try:
         runner, board = _load(sock, member, options)
+    except StartRefused as refusal:
+        sock.send(REFUSED + str(refusal).encode()[: MOST_BYTES // 2])
+        sock.recv(MOST_BYTES)  # rank 0 says it, and then goes
+        sys.exit(1)
     except Exception as error:
         sock.send(REFUSED + f"{type(error).__name__}: {error}".encode()[: MOST_BYTES // 2])
         raise

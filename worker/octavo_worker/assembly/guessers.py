@@ -24,6 +24,7 @@ from octavo_worker.model.eagle.config import head_config
 from octavo_worker.model.eagle.head import EagleHead
 from octavo_worker.model.eagle.pairing import check_pair
 from octavo_worker.model.errors import ModelError, UnsupportedModel
+from octavo_worker.model.families import STATED
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.vocabularies import check_same_vocabulary
 from octavo_worker.runner.cuda.draft_batches import DraftBatches
@@ -130,7 +131,7 @@ def load_guesser(options: ModelOptions, target: CausalModel, max_model_len: int)
 def load_head(options: ModelOptions, folder: Path, target: CausalModel, context: int) -> HeadGuesser:
     """An EAGLE-3 head. Raises `ModelError`."""
     decoder = check_pair(target, model_folder(options.model), folder)
-    config = read_file(folder) or read_config(folder)
+    config = read_file(folder, STATED) or read_config(folder)
     described = head_config(read_json(folder / "config.json"), described_by(config, None), decoder.config)
     source = weight_source(options, described.layer, folder, target.device)
     products = Products(counter=torch.zeros(1, dtype=torch.int32, device=target.device))

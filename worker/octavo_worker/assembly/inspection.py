@@ -4,7 +4,7 @@ kernel, and the bytes that a token costs."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,14 +14,16 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.products.naming import way_of
 from octavo_kernels.products.weights import PER_BYTE, Activations, Codes, Scheme
-from octavo_worker.assembly.choices import choose
+from octavo_worker.assembly.choices import Choices, choose
 from octavo_worker.assembly.read_rate import read_rate
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import Format, Matrix, OnlineFormat, QuantisedFormat, Reader
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.formats.stored import UNUSED, Method, Part, Stored, check_headers, check_shape
+from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut
+from octavo_worker.model.config_file import FileConfig
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.linear import Dense, Linear, Products
 from octavo_worker.model.layers.mlp import GATE_UP
@@ -52,7 +54,7 @@ class Inspection:
     """`quantization` is what a worker would call it. `products` None: the model runs on its transformers code, whose
     products are not known. `nbytes` are those of all
     weights that a step reads; `read_rate` (bytes a second) and `most_tokens_per_s` of a single sequence are None where
-    memory is not what bounds it, or is not known."""
+    memory is not what bounds it, or is not known. `advice` is on what the config seems to lack."""
 
     device: str
     dtype: str
@@ -61,6 +63,7 @@ class Inspection:
     nbytes: int | None = None
     read_rate: float | None = None
     most_tokens_per_s: float | None = None
+    advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,16 +75,29 @@ def inspect(options: ModelOptions) -> Inspection:
     device, name = chosen.device, str(chosen.dtype).removeprefix("torch.")
     shown = f"cpu ({ops.cpu_level()})" if device.type == "cpu" else torch.cuda.get_device_name(device)
     if chosen.described is None:
-        return Inspection(shown, name, "", None)
-    reader = Reader(Headers.open(chosen.folder), chosen.dtype, torch.device("meta"), Products())
-    layers = build_layers(chosen.described, reader, OutlineFormat(chosen.form))
+        check_route(options, chosen)
+        return Inspection(shown, name, "", None, advice=chosen.advice)
+    is_drawn = options.load_format == "dummy"
+    source = Undrawn() if is_drawn else Headers.open(chosen.folder)
+    reader = Reader(source, chosen.dtype, torch.device("meta"), Products())
+    layers = build_layers(chosen.described, reader, OutlineFormat(chosen.form, is_drawn))
     products = _products(layers, chosen.dtype, device)
     quantization = " + ".join(sorted(frozenset[str]().union(*(linear.forms for linear in layers.linears))))
     nbytes = sum(product.nbytes for product in products)
     if device.type == "cpu" and nbytes < CACHED:
-        return Inspection(shown, name, quantization, products, nbytes)
+        return Inspection(shown, name, quantization, products, nbytes, advice=chosen.advice)
     rate = read_rate(device)
-    return Inspection(shown, name, quantization, products, nbytes, rate, rate / nbytes)
+    return Inspection(shown, name, quantization, products, nbytes, rate, rate / nbytes, chosen.advice)
+
+
+def check_route(options: ModelOptions, chosen: Choices) -> None:
+    """Raises `ModelError` for files that do not fit a model on the transformers route."""
+    if options.load_format == "dummy":
+        return
+    from octavo_worker.model.transformers_route import check_files  # brings transformers, which takes seconds
+
+    assert not isinstance(chosen.config, FileConfig)  # which is of one of the decoder's families
+    check_files(chosen.folder, chosen.config, chosen.dtype)
 
 
 class Headers(Checkpoint):
@@ -90,6 +106,28 @@ class Headers(Checkpoint):
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         self._check(name, target, transposed, cut)
         self.unread.discard(name)
+
+
+class Undrawn:
+    """The source of random weights, none of which is drawn."""
+
+    def prefix(self, candidates: Sequence[str], marker: str) -> str:
+        return candidates[0]
+
+    def under(self, name: str) -> Mapping[str, Place]:
+        return {}
+
+    def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
+        pass
+
+    def skip(self, name: str) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def finish(self, has_no_use: Callable[[str], bool]) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +160,10 @@ class Outline(Linear):
 
 
 class OutlineFormat:
-    """Goes through a checkpoint as `form` does, and checks its headers as that does."""
+    """Goes through a checkpoint as `form` does, and checks its headers as that does, unless its weights are drawn."""
 
-    def __init__(self, form: Format) -> None:
-        self._form = form
+    def __init__(self, form: Format, is_drawn: bool = False) -> None:
+        self._form, self._is_drawn = form, is_drawn
 
     def linear(self, matrix: Matrix, reader: Reader) -> Linear:
         stretches = self._stretches(matrix, reader)
@@ -136,6 +174,11 @@ class OutlineFormat:
         return Outline(tuple(alike), reader.dtype.itemsize)
 
     def _stretches(self, matrix: Matrix, reader: Reader) -> list[Stretch]:
+        if isinstance(self._form, QuantisedFormat) and self._is_drawn:
+            schemes = [self._form.method.scheme(name, matrix.depth) for name in matrix.names]
+            if any(schemes):
+                check_shape(matrix)
+            return [Stretch(rows, matrix.depth, scheme) for rows, scheme in zip(matrix.rows, schemes, strict=True)]
         if isinstance(self._form, QuantisedFormat):
             return self._stored(self._form.method, matrix, reader)
         DenseFormat().linear(matrix, reader)

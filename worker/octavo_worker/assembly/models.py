@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -9,7 +10,6 @@ import torch
 from octavo_worker.assembly.cache_size import token_budget
 from octavo_worker.assembly.choices import Choices, choose
 from octavo_worker.assembly.devices import device_of
-from octavo_worker.contract.cache import common_shape
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.checkpoint.build import Split, build_layers
@@ -19,11 +19,12 @@ from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import FileConfig
 from octavo_worker.model.decoder import Decoder
-from octavo_worker.model.errors import NEXT, UnsupportedModel
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.model.longrope import fix_factors
 from octavo_worker.model.shards import Shards
 from octavo_worker.runner.parallel.leader import Member
+
+log = logging.getLogger(__name__)
 
 
 def load_model(
@@ -32,12 +33,9 @@ def load_model(
     """The model and its context length. Without `decoders` every model takes the transformers route. A `member` of
     several ranks loads its part. Raises `ModelError`."""
     chosen = choose(options, decoders=decoders)
-    model = _load(options, chosen, member)
-    try:
-        common_shape(model.cache)
-    except ValueError as error:
-        raise UnsupportedModel(f"{chosen.config.model_type!r}: {error}; {NEXT}") from error
-    return model, chosen.context
+    if chosen.advice:
+        log.warning("serving %d tokens; %s", chosen.context, chosen.advice)
+    return _load(options, chosen, member), chosen.context
 
 
 def _load(options: ModelOptions, chosen: Choices, member: Member | None) -> CausalModel:
@@ -46,11 +44,12 @@ def _load(options: ModelOptions, chosen: Choices, member: Member | None) -> Caus
     if device.index is not None:
         torch.cuda.set_device(device)
     if described is None:
+        assert chosen.trial is not None
         assert not isinstance(chosen.config, FileConfig)  # which is of one of the decoder's families
         from octavo_worker.model.transformers_route import load_transformers  # brings transformers, which takes seconds
 
         seed = options.seed if options.load_format == "dummy" else None
-        routed = load_transformers(folder, chosen.config, dtype, device, seed)
+        routed = load_transformers(folder, chosen.config, chosen.trial, dtype, device, seed)
         if chosen.original is not None:
             fix_factors(routed.model, chosen.original, long=chosen.factors == "long")
         routed.factors = chosen.factors

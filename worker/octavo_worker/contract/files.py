@@ -8,6 +8,8 @@ from typing import Any
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 BUNDLED = ("demo", "demo-draft")
+GENERATION_CONFIG = "generation_config.json"
+_NOT_GGUF = "give the folder of the safetensors checkpoint that they were made from"
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 
 
@@ -27,8 +29,15 @@ def model_folder(model: str) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
+            if any(path.glob("*.gguf")):
+                raise ModelNotFound(f"{path} holds llama.cpp's .gguf weights: {_NOT_GGUF}")
             raise ModelNotFound(f"{path} has no config.json: give the folder of a Hugging Face model")
         return path.resolve()
+    if path.is_file():
+        what = (
+            f"is a file of llama.cpp's weights: {_NOT_GGUF}" if path.suffix == ".gguf" else "is a file: give a folder"
+        )
+        raise ModelNotFound(f"{path} {what}")
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise ModelNotFound(f"no folder {model}: give a folder with a config.json, a hub id like org/name, or demo")
     return _from_hub(model)
@@ -62,9 +71,12 @@ def indexed(folder: Path) -> dict[str, Path] | None:
 
 
 def end_ids(folder: Path) -> tuple[int, ...]:
-    """The model's end-of-sequence ids; as in transformers, generation_config.json goes before config.json."""
-    for name in ("generation_config.json", "config.json"):
-        ids = read_json(folder / name).get("eos_token_id")
+    """The model's end-of-sequence ids; as in transformers, generation_config.json goes before config.json, and that
+    before its text part."""
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    for stated in (read_json(folder / GENERATION_CONFIG), config, text if isinstance(text, dict) else {}):
+        ids = stated.get("eos_token_id")
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)
     return ()

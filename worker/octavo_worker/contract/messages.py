@@ -154,10 +154,16 @@ class Ready(Message):
     gives_way: bool = True
 
 
+class StartRefused(Exception):
+    """The model cannot be served as asked. The message says why, and what to do, and needs no traceback."""
+
+
 class Refused(Message):
-    """Engine to agent, instead of `Ready`: the model cannot be loaded, and the engine exits. Another try is in vain."""
+    """Engine to agent, instead of `Ready`: the model cannot be loaded, and the engine exits. Another try is in vain.
+    `is_fault`: the reason is an error that was not foreseen, and the engine's stderr has its traceback."""
 
     reason: str
+    is_fault: bool = False
 
 
 class Logprob(Message):

@@ -195,7 +195,20 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option("Address of the Redis server; by default REDIS_URL, the server of `octavo up`, or localhost:6379."),
     ]
-    served_name: Annotated[str | None, Option("Name that jobs ask for; by default the last part of --model.")] = None
+    served_name: Annotated[
+        str | None,
+        Option(
+            "Name that jobs ask for; by default the last part of --model. Others behind commas are aliases, which no "
+            "other model may have."
+        ),
+    ] = None
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Option(
+            "Sampling where a request says nothing: `auto` is that of the model's generation_config.json, `none` "
+            "octavo's own."
+        ),
+    ] = "auto"
     replicas: Annotated[
         int,
         Option("Workers to run under this command, each on GPUs of its own, or with a share of the cores.", ge=1),

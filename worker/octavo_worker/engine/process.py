@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 
 from octavo_worker.contract.channel import EngineChannel
 from octavo_worker.contract.files import ModelNotFound, end_ids, model_folder
-from octavo_worker.contract.messages import Refused
+from octavo_worker.contract.messages import Refused, StartRefused
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.config import SchedulerConfig
@@ -48,8 +49,12 @@ def serve(sock: socket.socket, load_runner: Callable[[ModelOptions], ModelRunner
     channel = EngineChannel(sock)
     try:
         runner = load_runner(options)
+    except StartRefused as refusal:
+        channel.send(Refused(str(refusal)))
+        sys.exit(1)
     except Exception as error:
-        channel.send(Refused(f"{type(error).__name__}: {error}"))  # the exit may take longer than the worker waits
+        # The exit may take longer than the worker waits.
+        channel.send(Refused(f"{type(error).__name__}: {error}", is_fault=True))
         raise
     scheduler = scheduler_for(runner, options)
     preparation = preparation_for(runner, options)

@@ -176,25 +176,32 @@ class Requests:
             self._age(due, now)
 
     def _age(self, due: list[Request], now: float) -> None:
-        """Promote requests that have waited for so long, as far as the policy lets them rise."""
-        risen = Counter[int]()
+        """Promote requests that have waited for so long, as far as the policy lets them rise, and one of a class after
+        the other: the prompts of several would keep first tokens of the class above waiting."""
+        prefilling = {id(sequence.request) for sequence in self._batch.running.prefilling}
+        risen, entering = Counter[int](), set[int]()
         for request in self._living.values():
-            risen[request.base_priority] += request.rows if request.has_risen else 0
+            if request.has_risen:
+                risen[request.base_priority] += request.rows
+                if id(request) in prefilling or request.members(State.WAITING):
+                    entering.add(request.base_priority)
         for request in due:
             again = self._aging_s
             if not request.members(State.RUNNING):
                 again = request.waits_since + self._aging_s - now
                 if again <= 0:
-                    again = self._aging_s if self._promote(request, risen, now) else self._aging_s / 8
+                    again = self._aging_s if self._promote(request, risen, entering, now) else self._aging_s / 8
             if self._policy.promote(request) is not None:
                 self._aging.add(request, now + again)
 
-    def _promote(self, request: Request, risen: Counter[int], now: float) -> bool:
-        """True if the request rose, beside those of its class that have risen already."""
-        rows = 0 if request.has_risen else request.rows
-        if not self._batch.promote(request, risen[request.base_priority]):
+    def _promote(self, request: Request, risen: Counter[int], entering: set[int], now: float) -> bool:
+        """True if the request rose, beside those of its class that have risen already. One that has not risen yet waits
+        until the prompts of these are computed."""
+        kind, rows = request.base_priority, 0 if request.has_risen else request.rows
+        if (rows and kind in entering) or not self._batch.promote(request, risen[kind]):
             return False
-        risen[request.base_priority] += rows
+        risen[kind] += rows
+        entering.add(kind)
         request.waits_since = now
         self.output.promoted.append(RequestPromoted(request.id, request.priority))
         return True

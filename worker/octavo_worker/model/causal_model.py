@@ -20,17 +20,18 @@ from octavo_worker.ranks.group import Group
 class CausalModel(Protocol):
     """The model as a runner sees it: `Decoder` or `TransformersModel`.
 
-    `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into
-    logits, float32 or of `dtype`. While it is `shortened`, layers may be left out, but no kernel. `cache` says what
-    each layer keeps, in the model's own type, and `bind` gives each layer its part of the blocks. `num_heads` are the
-    query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA graphs;
-    None: only a trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone.
-    `forms`: those of quantised weights, in words. `factors`: those of LongRoPE, short or long; empty: it has none.
-    `kept_bytes` are those of a token that it keeps beside keys and values. With a `group` heads are those of one of
-    its ranks, and so are the tokens of `logits`.
+    `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into logits,
+    float32 or of `dtype`. While it is `shortened`, layers may be left out, but no kernel. `cache` says what each
+    layer keeps, in the model's own type, and `bind` gives each layer its part of the blocks. `num_heads` are the
+    query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA
+    graphs; None: only a trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were
+    alone. `route`: the code that computes it, with its revision. `forms`: those of quantised weights, in words.
+    `factors`: those of LongRoPE, short or long; empty: it has none. `kept_bytes` are those of a token that it keeps
+    beside keys and values. With a `group` heads are those of one of its ranks, and so are the tokens of `logits`.
     """
 
     group: Group | None
+    route: str
     forms: frozenset[str]
     uniform: bool
     factors: str

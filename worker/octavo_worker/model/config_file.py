@@ -5,6 +5,8 @@ Files that rely on defaults of transformers' class, and all other families, are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,29 +18,6 @@ if TYPE_CHECKING:
 
 ModelConfig: TypeAlias = "FileConfig | PreTrainedConfig"
 
-STATED: dict[str, tuple[type, ...]] = {
-    "vocab_size": (int,),
-    "hidden_size": (int,),
-    "intermediate_size": (int,),
-    "num_hidden_layers": (int,),
-    "num_attention_heads": (int,),
-    "num_key_value_heads": (int,),
-    "max_position_embeddings": (int,),
-    "rms_norm_eps": (float,),
-    "hidden_act": (str,),
-    "tie_word_embeddings": (bool,),
-}
-MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
-FAMILIES: dict[str, dict[str, tuple[type, ...]]] = {
-    "llama": STATED,
-    "mistral": STATED | {"sliding_window": (int, type(None))},
-    "qwen2": STATED,
-    "qwen3": STATED | {"head_dim": (int,)},
-    "olmo2": STATED,
-    "granite": STATED | dict.fromkeys(MULTIPLIERS, (int, float)),
-}
-"""Fields that the file of each family must state, with their types."""
-
 ROPES: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -48,33 +27,42 @@ UNKNOWN = ("per_layer_config", "partial_rotary_factor")
 """Keys that only transformers understands."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """Fields, with their types, that the file of a family must have to be read without transformers. A family with a
+    `switched_window` names one even where it does not use it."""
+
+    fields: Mapping[str, tuple[type, ...]]
+    switched_window: bool = False
+
+
 class FileConfig(SimpleNamespace):
     """The values of a config.json as attributes, by the names and in the form of transformers' class of the family."""
 
-    def get_text_config(self) -> FileConfig:
+    def get_text_config(self, decoder: bool | None = None) -> FileConfig:
         return self
 
 
-def read_file(folder: Path) -> FileConfig | None:
-    """None if transformers must read it."""
+def read_file(folder: Path, families: Mapping[str, Stated]) -> FileConfig | None:
+    """None if transformers must read it: the file is of none of `families` (by `model_type`), or lacks a field."""
     try:
         values = read_json(folder / "config.json")
     except (DamagedFile, OSError):
         return None
-    if not _states_all(values):
+    stated = families.get(values.get("model_type", ""))
+    if stated is None or not _states_all(values, stated.fields):
         return None
     rope = _rope(values)
     if rope is None:
         return None
     derived = {"rope_parameters": rope, "dtype": values.get("dtype") or values.get("torch_dtype")}
-    if values["model_type"] in ("qwen2", "qwen3"):
+    if stated.switched_window:
         derived |= _sliding(values)
     return FileConfig(**{"is_encoder_decoder": False} | values | derived)
 
 
-def _states_all(values: dict[str, Any]) -> bool:
-    required = FAMILIES.get(values.get("model_type", ""))
-    if required is None or any(name in values for name in UNKNOWN):
+def _states_all(values: dict[str, Any], required: Mapping[str, tuple[type, ...]]) -> bool:
+    if any(name in values for name in UNKNOWN):
         return False
     if not all(name in values and isinstance(values[name], kinds) for name, kinds in required.items()):
         return False
@@ -97,7 +85,7 @@ def _rope(values: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _sliding(values: dict[str, Any]) -> dict[str, Any]:
-    """Windows of the Qwen families, which name one even where it is not used."""
+    """The window of a file that may have switched it off."""
     if values.get("use_sliding_window"):
         return {}
     kinds = values.get("layer_types") or ["full_attention"] * values["num_hidden_layers"]

@@ -1,4 +1,4 @@
-"""The generic decoder: every family that `config.decoder_config` describes, over the kernels' operations only."""
+"""The generic decoder: every family of `model/families/`, over the kernels' operations only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.layers.attention import Tables
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import AddNorm, Input
+from octavo_worker.model.numerics import DECODER
 from octavo_worker.ranks.group import Group
 
 
@@ -60,6 +62,7 @@ class Decoder:
     """
 
     is_capturable = True
+    route = DECODER
     kept_bytes = 0
     taps: Taps | None = None
 
@@ -90,9 +93,9 @@ class Decoder:
         self.buffers = Buffers.allocate(config, token_budget, self.dtype, self.device)
 
     def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None:
-        cos_sin = {name: rope.cos_sin(max_model_len).to(self.device) for name, rope in self.config.ropes.items()}
+        tables = Tables.of(self.config, max_model_len, self.dtype, self.device)
         for block, cache in zip(self.layers.blocks, caches, strict=True):
-            block.attention.bind(cache, block_size, cos_sin)
+            block.attention.bind(cache, block_size, tables)
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
@@ -134,6 +137,8 @@ class Decoder:
         logits = self.layers.head.apply(Input(hidden))
         if self.config.logits_divisor != 1.0:
             logits = logits.float().div_(self.config.logits_divisor)
+        if self.config.logits_multiplier != 1.0:
+            logits = logits.float().mul_(self.config.logits_multiplier)
         if self.config.logits_softcap:
             logits = logits.float().div_(self.config.logits_softcap).tanh_().mul_(self.config.logits_softcap)
         return logits

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from octavo_worker.contract.messages import StartRefused
+
 NEXT = "serve another model (docs/engine.md says which run), or run this one by transformers itself."
 """The end of a refusal that no option can lift."""
 
 
-class ModelError(Exception):
+class ModelError(StartRefused):
     """The model cannot be loaded or run as asked."""
 
 

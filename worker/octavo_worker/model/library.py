@@ -8,6 +8,7 @@ pickle there.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,14 +17,24 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import dynamic_module_utils as dynamic
 
 from octavo_worker.contract.files import DamagedFile, read_json
-from octavo_worker.model.errors import NEXT, UnsupportedModel
+from octavo_worker.model.checkpoint.header import Place
+from octavo_worker.model.errors import NEXT, CheckpointError, UnsupportedModel
 
 CODE = "auto_map"
 """The key under which a config, or one inside it, names classes in Python files of its folder or of the hub."""
+
+CONVERSION = "automatic conversion"
+"""Part of transformers' sentence on tensors that it cannot join, whose names it only logs."""
+THREADLESS = "HF_DEACTIVATE_ASYNC_LOAD"
+"""The variable by which transformers fills a model in the calling thread. Tensors without values keep to one."""
+
+transformers.logging.set_verbosity_error()  # its reports would stand between a refusal and its reader
+transformers.logging.disable_progress_bar()
 
 dynamic.TIME_OUT_REMOTE_CODE = 0  # a call that transformers makes by itself refuses such a class and does not ask
 
@@ -38,12 +49,13 @@ def library_config(folder: Path) -> PreTrainedConfig:
         with TemporaryDirectory() as alone:
             (Path(alone) / "config.json").write_text(json.dumps(_without_code(values)), encoding="utf-8")
             config: PreTrainedConfig = AutoConfig.from_pretrained(alone, local_files_only=True, trust_remote_code=False)
+        config.get_text_config()  # which of several parts is the text's, some configs do not say
     except UnsupportedModel:
         raise
     except DamagedFile as error:
         raise UnsupportedModel(str(error)) from error
     except Exception as error:  # classes of configs check their values, each in its own way
-        reason = f"{type(error).__name__}: {error}"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UnsupportedModel(
             f"transformers cannot read {folder / 'config.json'} ({reason}); it must be that of a text model that the "
             "installed transformers knows."
@@ -58,14 +70,36 @@ def drawn_model(config: PreTrainedConfig, **ways: Any) -> PreTrainedModel:
 
 
 def filled_model(config: PreTrainedConfig, tensors: Mapping[str, Tensor], **ways: Any) -> tuple[PreTrainedModel, Any]:
-    """A model with the weights `tensors`, and transformers' report of names and shapes that do not fit."""
+    """A model with the weights `tensors`, and transformers' report of names and shapes that do not fit. Raises
+    `CheckpointError` for tensors that cannot be made into those of the model."""
     with torch.device("meta"):
         outline = drawn_model(config, **ways)
-    loaded: Any = type(outline).from_pretrained(
-        None, config=outline.config, state_dict=dict(tensors), output_loading_info=True, trust_remote_code=False, **ways
-    )
-    model, report = loaded
+    known = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
+    fill: Any = type(outline).from_pretrained
+    try:
+        model, report = fill(None, config=outline.config, state_dict=dict(tensors), **known, **ways)
+    except RuntimeError as error:
+        if CONVERSION not in str(error):
+            raise
+        raise CheckpointError(
+            "tensors of the checkpoint are missing, or have other shapes than their neighbours: they cannot be joined "
+            "into those of the model; does config.json belong to it?"
+        ) from error
     return model, report
+
+
+def fitted(config: PreTrainedConfig, places: Mapping[str, Place], **ways: Any) -> Any:
+    """transformers' report of names and shapes that do not fit, by the headers of a checkpoint alone."""
+    with FakeTensorMode():  # of shapes and types, on a device that they say they are on
+        tensors = {name: torch.empty(place.shape, dtype=place.dtype or torch.uint8) for name, place in places.items()}
+    threads = os.environ.get(THREADLESS)
+    os.environ[THREADLESS] = "1"
+    try:
+        return filled_model(config, tensors, **ways)[1]
+    finally:
+        os.environ.pop(THREADLESS)
+        if threads is not None:
+            os.environ[THREADLESS] = threads
 
 
 def _without_code(value: Any) -> Any:

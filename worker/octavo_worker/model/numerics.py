@@ -8,23 +8,29 @@ import torch
 
 from octavo_kernels import ops
 
+DECODER = "decoder-1"
+"""The own decoder and its revision, which rises where it gives a model that it ran before other bits."""
+TRANSFORMERS = "1"
+"""Revision of all that stands around transformers' code; its version is told beside it."""
+
 
 def numerics(
     device: torch.device,
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     *,
+    route: str,
     forms: Collection[str] = (),
     uniform: bool = False,
     factors: str = "",
     ranks: int = 1,
 ) -> str:
-    """The CPU's instruction set or the GPU, the type of the weights and that of the KV cache, the forms of weights
-    that are quantised (such as int4g128: `layers.quantised`), the factors of LongRoPE, the number of ranks (such as
-    tp2), whose products are summed. Workers of one model with equal numerics generate the same tokens; on GPUs only
-    with `uniform` rows."""
+    """The CPU's instruction set or the GPU, the code that computes the model with its revision, the type of the
+    weights and that of the KV cache, the forms of weights that are quantised (such as int4g128:
+    `layers.quantised`), the factors of LongRoPE, the number of ranks (such as tp2), whose products are summed.
+    Workers of one model with equal numerics generate the same tokens; on GPUs only with `uniform` rows."""
     computes = ops.cpu_level() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    names = [str(kind).removeprefix("torch.") for kind in (dtype, cache_dtype)]
+    names = [route, *(str(kind).removeprefix("torch.") for kind in (dtype, cache_dtype))]
     names += [f"weights {' + '.join(sorted(forms))}"] * bool(forms)
     names += ["deterministic"] * uniform + [f"{factors} factors"] * bool(factors)
     names += [f"tp{ranks}"] * (ranks > 1)

@@ -23,13 +23,15 @@ class Shards:
         self.whole, self.rank = config, rank
         self._heads = rank.share(config.num_heads)
         self._kv_heads = _kv_heads(config.num_kv_heads, rank)
-        self._width = rank.share(config.intermediate_size)
 
     @property
     def config(self) -> DecoderConfig:
         """The decoder as this rank computes it. Hidden states and the vocabulary are whole."""
-        heads, kv_heads, width = len(self._heads), len(self._kv_heads), len(self._width)
-        return replace(self.whole, num_heads=heads, num_kv_heads=kv_heads, intermediate_size=width)
+        layers = tuple(
+            replace(layer, mlp=replace(layer.mlp, width=len(self.rank.share(layer.mlp.width))))
+            for layer in self.whole.layers
+        )
+        return replace(self.whole, num_heads=len(self._heads), num_kv_heads=len(self._kv_heads), layers=layers)
 
     @property
     def vocabulary(self) -> range:
@@ -45,14 +47,20 @@ class Shards:
     def out(self) -> Held:
         return Held([[range(self.whole.hidden_size)]], _scaled(self._heads, self.whole.head_dim))
 
-    def up(self, parts: int) -> Held:
-        """Rows of the gate, if there is one, and of what it gates, which are stored in that many matrices."""
+    def up(self, width: int, parts: int) -> Held:
+        """Rows of the gate, if there is one, and of what it gates, of an MLP of that width, which are stored in so many
+        matrices."""
         c, number = self.whole, 2 if self.whole.gated else 1
-        rows = _stacked([self._width] * number, [c.intermediate_size] * number, parts)
+        rows = _stacked([self.rank.share(width)] * number, [width] * number, parts)
         return Held(rows, range(c.hidden_size))
 
-    def down(self) -> Held:
-        return Held([[range(self.whole.hidden_size)]], self._width)
+    def down(self, width: int) -> Held:
+        return Held([[range(self.whole.hidden_size)]], self.rank.share(width))
+
+    @property
+    def heads(self) -> range:
+        """Query heads."""
+        return self._heads
 
     def head(self) -> Held:
         return Held([[self.vocabulary]], range(self.whole.hidden_size))
@@ -60,14 +68,15 @@ class Shards:
 
 def check_divisible(config: DecoderConfig, ranks: int) -> None:
     """Checks that ranks can share the model. Raises `UnsupportedModel` with the reason."""
-    heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.intermediate_size
+    heads, kv_heads = config.num_heads, config.num_kv_heads
     problems = []
     if heads % ranks:
         problems.append(f"{heads} attention heads")
     if kv_heads % ranks and ranks % kv_heads:
         problems.append(f"{kv_heads} heads of keys and values")
-    if width % ranks:
-        problems.append(f"{width} columns of the MLP")
+    problems += [
+        f"{width} columns of the MLP" for width in sorted({x.mlp.width for x in config.layers}) if width % ranks
+    ]
     if not vocabulary_of(config.vocab_size, Rank(ranks - 1, ranks)):
         problems.append(f"a vocabulary of {config.vocab_size} tokens")
     if problems:

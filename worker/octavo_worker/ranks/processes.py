@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Self
 
 from octavo_worker.contract.lifetime import die_with, in_words
+from octavo_worker.contract.messages import StartRefused
 from octavo_worker.contract.options import ModelOptions
 
 MOST_BYTES = 1 << 16  # of a message
 READY, REFUSED, GO = b"ready", b"refused: ", b"go"
 
 
-class RanksFailed(Exception):
+class RanksFailed(StartRefused):
     """The ranks of a model do not come together; the message says why and what to do."""
 
 

@@ -64,6 +64,7 @@ class BaseRunner:
             model.device,
             model.dtype,
             self.kv_cache.dtype,
+            route=model.route,
             forms=model.forms,
             uniform=model.uniform,
             factors=model.factors,

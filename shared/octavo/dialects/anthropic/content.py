@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from octavo.dialects.openai.fields import Body, JsonObject
+from octavo.terms.conversation import refuse_media
 
 
 class Block(Body):
@@ -20,7 +21,10 @@ class Block(Body):
 class TextBlock(Block):
     type: Literal["text"]
     text: str
-    citations: None = None
+    citations: Any = None
+
+
+Text = Annotated[str | Annotated[tuple[TextBlock, ...], Field(fail_fast=True)], BeforeValidator(refuse_media)]
 
 
 class ThinkingBlock(Block):
@@ -42,19 +46,37 @@ class ToolUseBlock(Block):
 class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[tuple[TextBlock, ...], Field(fail_fast=True)] = ""
+    content: Text = ""
     is_error: bool = False
 
 
 ContentBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
-Text = str | Annotated[tuple[TextBlock, ...], Field(fail_fast=True)]
 
 
 class MessageParam(Body):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[tuple[ContentBlock, ...], Field(fail_fast=True)]
+    content: Annotated[str | Annotated[tuple[ContentBlock, ...], Field(fail_fast=True)], BeforeValidator(refuse_media)]
+
+    @property
+    def _blocks(self) -> tuple[Block, ...]:
+        return () if isinstance(self.content, str) else self.content
+
+    @property
+    def text(self) -> str:
+        """The text of its blocks, which may be empty."""
+        if isinstance(self.content, str):
+            return self.content
+        return text_of([block for block in self.content if isinstance(block, TextBlock)])
+
+    @property
+    def calls_tools(self) -> bool:
+        return any(isinstance(block, ToolUseBlock) for block in self._blocks)
+
+    @property
+    def begins_with_thinking(self) -> bool:
+        return bool(self._blocks) and isinstance(self._blocks[0], ThinkingBlock)
 
     def turns(self) -> Iterator[dict[str, Any]]:
         """As chat completions have it: results of tools are turns of their own, and come first."""

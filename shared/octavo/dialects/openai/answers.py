@@ -95,7 +95,7 @@ def _chat_choice(body: ChatCompletionRequest, job_id: str, index: int, chunks: S
     logprobs = [item for chunk in chunks for item, _ in told.add(chunk)]
     return {
         "index": index,
-        "message": message_json(parsed, with_reasoning=body.include_reasoning is not False),
+        "message": message_json(parsed, with_reasoning=body.shows_reasoning),
         "logprobs": chat_logprobs(logprobs) if body.logprobs else None,
         "finish_reason": finish_reason(_finish_reason(chunks), called=bool(parsed.calls)),
     }

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from octavo.dialects.openai.fields import Body, Cacheable, MessageWithoutEffect, Word
-from octavo.terms.conversation import Message, Role
+from octavo.terms.conversation import Message, Role, refuse_media
 from octavo.terms.tools import ToolCall, ToolName
 
 
@@ -48,6 +48,11 @@ class ChatMessage(MessageWithoutEffect):
     tool_call_id: Word | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_text(cls, content: Any) -> Any:
+        return refuse_media(content)
 
     @field_validator("content")
     @classmethod

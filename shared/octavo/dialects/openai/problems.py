@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
 
-from octavo.dialects.openai.fields import REFUSED
+from octavo.dialects.openai.fields import OF_VALUES, advice_of
 from octavo.terms.errors import (
     Busy,
     GrammarError,
@@ -18,6 +17,7 @@ from octavo.terms.errors import (
     JobFailed,
     JobNotFound,
     MalformedMessage,
+    NoSecret,
     OctavoError,
     QueueFull,
     ServerUnavailable,
@@ -26,10 +26,9 @@ from octavo.terms.errors import (
     WorkerNotFound,
 )
 from octavo.terms.messages import JobStatus
+from octavo.terms.problems import in_words
 
-_TAG = re.compile(r"Input tag '.*'(?= found using)", re.DOTALL)
 _MOST_ERRORS = 64  # that are compared: a field may have as many as a body has bytes
-_MOST_WORDS = 500  # characters of a message: it may repeat what was sent
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
@@ -41,6 +40,7 @@ _STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
     (WorkerNotFound, 404),
     (IdempotencyConflict, 409),
     (QueueFull, 429),
+    (NoSecret, 501),
     (ServerUnavailable, 503),
     (StorageUnavailable, 503),
     (Busy, 503),
@@ -64,7 +64,7 @@ def error_object(status: int, message: str, *, code: str | None, param: str | No
 
 def invalid_body(error: ValidationError) -> InvalidRequest:
     """The error for a body that is not valid."""
-    return problem(error.errors(include_url=False, include_context=False, include_input=False))
+    return problem(error.errors(include_url=False, include_input=False))
 
 
 def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
@@ -72,19 +72,20 @@ def problem(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     first = _most_specific(errors)
     path = _path(first["loc"])
     param = ".".join(path) or None
-    kind, message = first["type"], _cut(_TAG.sub("that", first["msg"].removeprefix("Value error, ")))
+    kind = first["type"]
     if kind == "json_invalid":
-        return InvalidRequest(f"the body is not valid JSON: {message}", code="invalid_json")
+        return InvalidRequest(f"the body is not valid JSON: {in_words(first)}", code="invalid_json")
     if kind == "missing":
-        return InvalidRequest(f"{param} is required", code="missing_required_parameter", param=param)
+        return InvalidRequest(in_words(first, param or ""), code="missing_required_parameter", param=param)
     if kind == "not_supported":
-        return InvalidRequest(f"{param} is not supported: {message}", code="unknown_parameter", param=param)
+        return InvalidRequest(f"{param} is not supported: {in_words(first)}", code="unknown_parameter", param=param)
     if kind in ("extra_forbidden", "none_required"):
-        advice = REFUSED.get(path[-1]) if path else None
+        advice = advice_of(path) or OF_VALUES.get(path[-1]) if path else None
         message = f"{param} is not supported: {advice}" if advice else f"{param} is unknown: leave it out"
         return InvalidRequest(message, code="unknown_parameter", param=param)
-    message = next((REFUSED[name] for name in path if name in REFUSED), message)
-    return InvalidRequest(f"{param}: {message}" if param else message, code="invalid_value", param=param)
+    advice = OF_VALUES.get(path[0]) if path else None
+    message = f"{param}: {advice}" if advice else in_words(first, param or "")
+    return InvalidRequest(message, code="invalid_value", param=param)
 
 
 def _most_specific(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -94,10 +95,6 @@ def _most_specific(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     of_field = list(islice((error for error in errors if error["loc"][:1] == field), _MOST_ERRORS))
     causes = [error for error in of_field if not any(_is_inside(other["loc"], error["loc"]) for other in of_field)]
     return max(causes, key=lambda error: (not error["type"].endswith("_type"), len(error["loc"])))
-
-
-def _cut(message: str) -> str:
-    return message if len(message) <= _MOST_WORDS else f"{message[:_MOST_WORDS]} ..."
 
 
 def _is_inside(loc: Sequence[str | int], outer: Sequence[str | int]) -> bool:

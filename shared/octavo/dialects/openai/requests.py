@@ -1,6 +1,6 @@
 """Bodies of OpenAI-style requests, with the sampling fields that vLLM added, and the jobs that they ask for.
 
-`octavo.dialects.openai.fields` lists what is accepted without effect, and what is refused.
+`octavo.dialects.openai.fields` lists hints, and what is refused.
 """
 
 from __future__ import annotations
@@ -8,10 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from octavo.dialects.elsewhere import ELSEWHERE
+from octavo.dialects.field_table import FieldTable
 from octavo.dialects.openai.chat_messages import ChatMessage
-from octavo.dialects.openai.fields import Body, CompletionWithoutEffect, WithoutEffect
+from octavo.dialects.openai.fields import (
+    CHAT_HINTS,
+    CHAT_REFUSED,
+    COMPLETION_HINTS,
+    COMPLETION_REFUSED,
+    NO_LIMIT,
+    Body,
+    ChatWithoutEffect,
+    CompletionWithoutEffect,
+    WithoutEffect,
+)
 from octavo.dialects.openai.sampled import SampledBody
 from octavo.dialects.openai.structured import StructuredFields
 from octavo.dialects.openai.tools import ChatFields
@@ -24,6 +36,10 @@ COMPLETION_TOKENS = 16
 
 Prompt = Annotated[TokenIds, Field(min_length=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _null_for_false(value: Any) -> Any:
+    return None if value is False else value
 
 
 class StreamOptions(Body):
@@ -69,18 +85,33 @@ class GenerationBody(WithoutEffect, StructuredFields, SampledBody):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
-class ChatCompletionRequest(ChatFields, GenerationBody):
+class ChatCompletionRequest(ChatWithoutEffect, ChatFields, GenerationBody):
     """`POST /v1/chat/completions`. Without a limit the answer ends where the model ends it or the context is full."""
 
     messages: Annotated[tuple[ChatMessage, ...], Field(min_length=1, fail_fast=True)]
-    max_tokens: int | None = Field(None, ge=1, le=1 << 24)
-    max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
+    max_tokens: Annotated[int | None, NO_LIMIT] = Field(None, ge=1, le=1 << 24)
+    max_completion_tokens: Annotated[int | None, NO_LIMIT] = Field(None, ge=1, le=1 << 24)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def _goes_on_or_begins(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt cannot both be true: leave one out")
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise ValueError("add_generation_prompt: false needs continue_final_message: true")
+        if self.continue_final_message and self.grammar_field is not None:
+            raise ValueError(
+                f"continue_final_message and {self.grammar_field} do not go together, since that is said of a whole "
+                "answer: leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _top_needs_logprobs(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self
 
@@ -90,10 +121,16 @@ class ChatCompletionRequest(ChatFields, GenerationBody):
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         messages = tuple(message.message() for message in self.messages)
         return self._jobs(
-            [{"messages": messages, **self.chat_fields()}],
+            [
+                {
+                    "messages": messages,
+                    "continue_final_message": bool(self.continue_final_message),
+                    **self.chat_fields(),
+                }
+            ],
             max_tokens=limit,
             logprobs=logprobs,
-            thinking_token_budget=self.thinking_token_budget,
+            thinking_token_budget=self.budget,
         )
 
 
@@ -106,8 +143,8 @@ class CompletionRequest(CompletionWithoutEffect, GenerationBody):
         | Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
         | Annotated[tuple[Prompt, ...], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
-    max_tokens: int = Field(COMPLETION_TOKENS, ge=0, le=1 << 24)
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    max_tokens: Annotated[int | None, NO_LIMIT] = Field(COMPLETION_TOKENS, ge=0, le=1 << 24)
+    logprobs: Annotated[int | None, BeforeValidator(_null_for_false)] = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool = False
 
     @model_validator(mode="after")
@@ -144,3 +181,9 @@ ENDPOINTS: dict[str, type[ChatCompletionRequest | CompletionRequest]] = {
     "/v1/completions": CompletionRequest,
 }
 """Body of each path."""
+
+TABLES = {
+    ChatCompletionRequest: FieldTable.of(ChatCompletionRequest, CHAT_HINTS, ELSEWHERE, CHAT_REFUSED),
+    CompletionRequest: FieldTable.of(CompletionRequest, COMPLETION_HINTS, ELSEWHERE, COMPLETION_REFUSED),
+}
+"""Classes of the fields of each."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from octavo.dialects.openai.fields import Arguments, Body, Cacheable, JsonObject, Word
+from octavo.dialects.field_table import Dropping
+from octavo.dialects.openai.fields import Body, Cacheable, JsonObject
+from octavo.dialects.openai.thinking import EffortFields, ReasoningOptions, ThinkingSwitch
 from octavo.terms.tools import MAX_TOOLS, Tool, ToolChoice, ToolName, as_json, check_tools
 
 
@@ -66,16 +70,36 @@ class NamedChoice(Body):
     function: NamedFunction
 
 
-class ChatFields(Body):
+def foreign_tool(tool: Any) -> str | None:
+    """The type of a tool that a server would run, or that has no schema of its own: whatever brings no function."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if not isinstance(kind, str) or kind in ("function", "custom"):
+        return None
+    return None if any(name in tool for name in ("function", "parameters", "input_schema")) else kind
+
+
+def _runs_here(choice: Any) -> Any:
+    if isinstance(choice, Mapping) and choice.get("type") not in ("function", "custom", "allowed_tools"):
+        raise PydanticCustomError("not_supported", "no tools but the caller's functions are called here: name one")
+    return choice
+
+
+OF_THE_CALLER = BeforeValidator(_runs_here)
+"""Check of a choice among tools."""
+
+
+class ChatFields(EffortFields):
     """The fields of a chat that decide what its template is given, and how its answer is taken apart."""
 
-    tools: Annotated[tuple[ToolBody, ...], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tools: (
+        Annotated[tuple[ToolBody, ...], Dropping(foreign_tool), Field(max_length=MAX_TOOLS, fail_fast=True)] | None
+    ) = None
+    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedChoice | None, OF_THE_CALLER] = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Word | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: int | None = Field(None, ge=0, le=1 << 24)
-    chat_template_kwargs: Arguments | None = None
+    thinking: bool | ThinkingSwitch | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking_budget: int | None = Field(None, ge=0, le=1 << 24)
 
     @field_validator("tool_choice")
     @classmethod
@@ -100,20 +124,36 @@ class ChatFields(Body):
             "tools": self.offered,
             "tool_choice": _chosen(self.tool_choice),
             "parallel_tool_calls": self.takes_several,
-            "chat_template_kwargs": {**arguments_of_effort(self.reasoning_effort), **(self.chat_template_kwargs or {})},
+            "chat_template_kwargs": self.template_arguments(),
             "parsed": True,
         }
 
+    @property
+    def budget(self) -> int | None:
+        """Most tokens of a thought."""
+        others = (self.thinking_budget, self._switch.budget_tokens, self._options.max_tokens)
+        return next((limit for limit in (self.thinking_token_budget, *others) if limit is not None), None)
 
-def arguments_of_effort(effort: str | None) -> dict[str, Any]:
-    """The template's words for a reasoning effort: `none` is no thinking at all."""
-    match effort:
-        case None:
-            return {}
-        case "none":
-            return {"enable_thinking": False, "thinking": False}
-        case _:
-            return {"reasoning_effort": effort}
+    @property
+    def shows_reasoning(self) -> bool:
+        """False if the answer's thoughts are left out."""
+        return self.include_reasoning is not False and not self._options.exclude
+
+    @property
+    def _switch(self) -> ThinkingSwitch:
+        return self.thinking if isinstance(self.thinking, ThinkingSwitch) else ThinkingSwitch(type="auto")
+
+    @property
+    def _options(self) -> ReasoningOptions:
+        return self.reasoning or ReasoningOptions()
+
+    def _said_otherwise(self) -> list[tuple[str, bool | str | None]]:
+        thinking = self.thinking
+        return [
+            ("thinking", thinking.type != "disabled" if isinstance(thinking, ThinkingSwitch) else thinking),
+            ("reasoning.enabled", self._options.enabled),
+            ("reasoning.effort", self._options.effort),
+        ]
 
 
 def _chosen(choice: str | NamedChoice | None) -> ToolChoice:

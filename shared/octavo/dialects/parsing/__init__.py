@@ -8,7 +8,7 @@ from octavo.dialects.parsing.answer import Call, CallDelta, ContentDelta, Delta,
 from octavo.dialects.parsing.families import ends_in_thought, family_of
 from octavo.dialects.parsing.formats import HARMONY, NONE, REASONING_FORMATS, TOOL_FORMATS, ToolFormat, is_marker
 from octavo.dialects.parsing.ids import shortened_call_id
-from octavo.dialects.parsing.meter import ThoughtMeter, closing_text
+from octavo.dialects.parsing.meter import ThoughtMeter, closing_text, continued_formats
 from octavo.dialects.parsing.parser import Parser
 from octavo.dialects.parsing.stop_strings import AnswerStops, StopStrings
 from octavo.dialects.parsing.syntax import BareArguments, CallSyntax, TaggedArguments
@@ -34,6 +34,7 @@ __all__ = [
     "ToolFormat",
     "assemble",
     "closing_text",
+    "continued_formats",
     "ends_in_thought",
     "family_of",
     "is_marker",

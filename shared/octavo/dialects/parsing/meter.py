@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from octavo.dialects.parsing import harmony
-from octavo.dialects.parsing.formats import HARMONY, REASONING_FORMATS, TOOL_FORMATS
+from octavo.dialects.parsing.formats import HARMONY, NONE, REASONING_FORMATS, TOOL_FORMATS
 
 _LONGEST = 512
 """Characters that are kept to find a marker in."""
@@ -54,6 +54,20 @@ class ThoughtMeter:
         if not self._may_begin:
             return None
         return (self._begin.search if self._anywhere else self._begin.match)(self._text)
+
+
+def continued_formats(tools: str, reasoning: str, begun: str) -> tuple[str, str, bool]:
+    """The formats that are left to the rest of an answer which begins with `begun`, and whether it goes on inside a
+    thought. Behind the beginning of its content there are no thoughts or calls that would have to come first."""
+    if HARMONY in (tools, reasoning):  # what was begun is a message to the user, in which another one may follow
+        return tools, reasoning, False
+    meter = ThoughtMeter(tools, reasoning, opened=False)
+    meter.feed(begun)
+    if meter.inside:
+        return tools, reasoning, True
+    thoughts = REASONING_FORMATS[reasoning]
+    thinks_later = thoughts is not None and thoughts.anywhere
+    return (NONE if TOOL_FORMATS[tools].leading else tools), (reasoning if thinks_later else NONE), False
 
 
 def closing_text(reasoning: str, *, calling: bool = False) -> str:

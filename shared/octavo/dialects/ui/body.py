@@ -72,7 +72,9 @@ def _turns(message: UiMessage, place: str) -> Iterator[dict[str, Any]]:
             results += _results(part)
         elif part.type not in _SHOWN_ONLY and not part.type.startswith(_DATA):
             where = f"{place}.parts.{i}"
-            message_text = f"{where}: a part of type {part.type[:40]!r} is not read here: send text"
+            message_text = (
+                f"{where}: a part of type {part.type[:40]!r} is not read here: models read text alone; send text"
+            )
             raise InvalidRequest(message_text, param=where, code="invalid_value")
     yield _turn(message.role, text, calls)
     yield from results

@@ -3,15 +3,17 @@
 -- KEYS    P
 -- ARGV    msgpack of a map: id body tenant model class cost est seed retention cap_jobs cap_tenant_jobs cap_bytes; where
 --         there is one idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber;
---         several (true: it has several sequences); again (true: a server that came back may have forgotten it); of a line
---         of a batch: batch, batch_token of its owner, place and index. What a later version adds has a name.
--- Reply   {'ok', id, created, time of acceptance in ms} | {'conflict', id} | {'unknown', model...} | {'full', what} |
+--         several (true: it has several sequences); again (true: a server that came back may have forgotten it) with
+--         settled (the model that an alias stood for then); of a line of a batch: batch, batch_token of its owner, place
+--         and index. What a later version adds has a name.
+-- Reply   {'ok', id, created, time of acceptance in ms, model} | {'conflict', id} | {'unknown', model...} | {'full', what} |
 --         {'fenced'}: the batch is another owner's, takes no lines, or is beyond this one
 --- @include clock
 --- @include counters
 --- @include entering
 --- @include bell
 --- @include listing
+--- @include aliases
 local new = cmsgpack.unpack(ARGV[1])
 local id, tenant, idem, model, class = new.id, new.tenant, new.idempotency_key, new.model, new.class
 local size = #new.body + #(new.attachment or '')
@@ -24,7 +26,8 @@ if new.batch then
 end
 if call('EXISTS', key('j', id)) == 1 then
   --- @include job
-  return {'ok', id, 1, tonumber(read(id, 'ct') or '') or NOW}
+  local at, of = read(id, 'ct', 'mdl')
+  return {'ok', id, 1, tonumber(at or '') or NOW, of or model}
 end
 if idem then
   local known = call('GET', key('i', tenant, idem))
@@ -33,7 +36,15 @@ if idem then
     if old_hash == new.hash or new.batch then return {'ok', old, 0, 0} else return {'conflict', old} end
   end
 end
-if call('HEXISTS', key('models'), model) == 0 then return {'unknown', unpack(call('HKEYS', key('models')))} end
+local asked = model
+model = new.settled or announced(model) or model
+if call('HEXISTS', key('models'), model) == 0 then
+  local known = {'unknown', unpack(call('HKEYS', key('models')))}
+  for _, alias in ipairs(call('HKEYS', key('aliases'))) do
+    if announced(alias) then known[#known + 1] = alias end
+  end
+  return known
+end
 local total = call('HMGET', key('q'), 'queued', 'bytes')
 local function full(what, queued, bytes)
   local known_jobs = call('ZCARD', key('jobs'))
@@ -61,6 +72,7 @@ local deadline = new.timeout_ms and NOW + new.timeout_ms
 local start_by = new.queue_timeout_ms and NOW + new.queue_timeout_ms
 local due = math.min(deadline or math.huge, start_by or math.huge)
 note('meta', new.metadata)
+note('as', asked ~= model and asked)
 note('att', new.attachment)
 note('gw', new.subscriber)
 note('dl', deadline)
@@ -82,4 +94,4 @@ count_queued(place, 1)
 count(tenant, 'bytes', size)
 enter_class(id, place)
 ring(model)
-return {'ok', id, 1, NOW}
+return {'ok', id, 1, NOW, model}

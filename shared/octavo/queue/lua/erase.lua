@@ -13,6 +13,7 @@ local status = cancel(id, tenant)
 if status == '' then return '' end
 local hash = key('j', id)
 call('HDEL', hash, 'att')
+call('HSET', hash, 'era', 1)
 if not ENDED[status] then
   call('HSET', hash, 'ret', LEFT_S .. ' ' .. LEFT_S .. ' ' .. LEFT_S)
   return status

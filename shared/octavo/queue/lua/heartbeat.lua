@@ -6,6 +6,7 @@
 --- @include clock
 --- @include job
 --- @include stops
+--- @include alive
 local worker, lease_ms, info = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local MOST = 1000  -- arguments of one ZADD
 local lease, lost, stop, renewed = NOW + lease_ms, {}, {}, {}
@@ -32,6 +33,5 @@ for i = 4, #ARGV, 2 do
   end
 end
 renew()
-call('SET', key('W', worker), info, 'PX', math.max(3 * lease_ms, 5000))
-call('ZADD', key('workers'), NOW, worker)
+note_alive(worker, lease_ms, info)
 return {lost, stop}

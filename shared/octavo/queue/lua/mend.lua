@@ -18,9 +18,9 @@ local KINDS = {
   t = 'stream', r = 'string', b = 'zset', v = 'zset', V = 'string', lf = 'string', pass = 'hash', bell = 'list',
   blocked = 'string', L = 'zset', D = 'zset', x = 'zset', jobs = 'zset', q = 'hash', i = 'string', c = 'string',
   W = 'string', workers = 'zset', ['in'] = 'list', a = 'list', pins = 'hash', models = 'hash', reaper = 'hash',
-  ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset', f = 'hash', files = 'zset',
-  fx = 'zset', fq = 'hash', mark = 'string', bt = 'hash', bto = 'zset', bte = 'zset', btp = 'list', bts = 'zset',
-  btL = 'zset', batches = 'zset',
+  traits = 'hash', aliases = 'hash', ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
+  f = 'hash', files = 'zset', fx = 'zset', fq = 'hash', mark = 'string', bt = 'hash', bto = 'zset', bte = 'zset',
+  btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset',
 }
 local NUMBER = {V = true, lf = true, seq = true}
 

@@ -10,13 +10,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
 from pydantic import ValidationError
 
 from octavo.client.requests import build_request
+from octavo.dialects.ignored import Ignored
 from octavo.dialects.openai.answers import CompletedJob
 from octavo.dialects.openai.batch.answers import ID_PREFIX, rejected, succeeded
 from octavo.dialects.openai.batch.envelope import URLS
@@ -33,7 +34,8 @@ from octavo.terms.models import JobRequest
 class BatchLine:
     """One request of a batch file.
 
-    A line that is no request has no jobs: `error` says why. Equal lines differ in `occurrence`.
+    A line that is no request has no jobs: `error` says why. Equal lines differ in `occurrence`. `ignored` names the
+    fields of its body that were taken and change nothing.
     """
 
     number: int
@@ -42,6 +44,7 @@ class BatchLine:
     occurrence: int = 0
     request: LineRequest | None = None
     error: OctavoError | None = None
+    ignored: Ignored = field(default_factory=Ignored)
 
     @property
     def requests(self) -> tuple[JobRequest, ...]:
@@ -55,9 +58,14 @@ class BatchLine:
         return ID_PREFIX + sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
-def parse_lines(texts: Iterable[str], model: str, priority: Priority = "batch") -> list[BatchLine]:
-    """All lines of a batch file that are not blank. `model` and `priority` are those of lines that name none."""
-    lines = [parse_line(text, number, model, priority) for number, text in enumerate(texts, 1) if text.strip()]
+def parse_lines(
+    texts: Iterable[str], model: str, priority: Priority = "batch", *, strict: bool = False
+) -> list[BatchLine]:
+    """All lines of a batch file that are not blank. `model` and `priority` are those of lines that name none; `strict`
+    refuses fields of bodies that are unknown."""
+    lines = [
+        parse_line(text, number, model, priority, strict=strict) for number, text in enumerate(texts, 1) if text.strip()
+    ]
     seen: Counter[str] = Counter()
     for place, line in enumerate(lines):
         lines[place] = replace(line, occurrence=seen[line.content])
@@ -65,7 +73,7 @@ def parse_lines(texts: Iterable[str], model: str, priority: Priority = "batch") 
     return lines
 
 
-def parse_line(text: str, number: int, model: str, priority: Priority = "batch") -> BatchLine:
+def parse_line(text: str, number: int, model: str, priority: Priority = "batch", *, strict: bool = False) -> BatchLine:
     """Line `number` (from 1) of a batch file. Never raises: a bad line becomes a line with an error."""
     line = BatchLine(number, f"line-{number}", repr(text))
     try:
@@ -76,7 +84,7 @@ def parse_line(text: str, number: int, model: str, priority: Priority = "batch")
         line.content.encode()  # half a surrogate pair can be written nowhere
         line = replace(line, custom_id=_custom_id(fields.pop("custom_id", None)) or line.custom_id)
         if "body" in fields:
-            found = _openai_request(fields, {"model": model, "priority": priority})
+            found = _openai_request(fields, {"model": model, "priority": priority}, line.ignored, strict=strict)
             return replace(line, request=found)
         job = _plain_request({"model": model, "priority": priority, **fields})
         return replace(line, request=LineRequest(_shape(job), (job,)))
@@ -100,7 +108,7 @@ def completed(line: BatchLine, jobs: Sequence[CompletedJob]) -> dict[str, Any]:
     """The output line of a request whose jobs have all completed."""
     assert line.request is not None
     body, _ = line.request.answer(jobs, int(time.time()))
-    return succeeded(line.id, line.custom_id, jobs[0].id, body)
+    return succeeded(line.id, line.custom_id, jobs[0].id, body, line.ignored)
 
 
 def failed(line: BatchLine, error: OctavoError) -> dict[str, Any]:
@@ -108,13 +116,13 @@ def failed(line: BatchLine, error: OctavoError) -> dict[str, Any]:
     return rejected(line.id, line.custom_id, line.id, error)
 
 
-def _openai_request(line: dict[str, Any], defaults: dict[str, str]) -> LineRequest:
+def _openai_request(line: dict[str, Any], defaults: dict[str, str], ignored: Ignored, *, strict: bool) -> LineRequest:
     url, body = line.get("url"), line["body"]
     if not isinstance(url, str):
         raise InvalidRequest(f"url must be {' or '.join(URLS)}", param="url")
     if not isinstance(body, dict):
         raise InvalidRequest("body must be an object", param="body")
-    return line_request(url, body, defaults)
+    return line_request(url, body, defaults, ignored, strict=strict)
 
 
 def _plain_request(fields: dict[str, Any]) -> JobRequest:

@@ -71,6 +71,7 @@ class BatchRun:
         async with AsyncClient(redis_url) as client:
             if window is None:
                 models = {request.model for line in lines for request in line.requests}
+                models |= {card.name for card in await client.models() if not models.isdisjoint(card.aliases)}
                 window = window_for(await client.workers(), models)
             try:
                 async with asyncio.TaskGroup() as group:

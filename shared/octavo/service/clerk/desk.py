@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from octavo.client.batches import BatchClient
-from octavo.queue.fleet import known_models, live_workers
+from octavo.queue.fleet import known_models, live_workers, models_of
 from octavo.queue.keys import Keys
 from octavo.queue.protocol import Cell
 from octavo.service.clerk.metrics import ClerkMetrics
@@ -60,16 +60,18 @@ class Desk:
 
     async def window(self, model: str) -> int:
         """Jobs of a batch that are in the queue at most."""
-        if time.monotonic() - self._asked_at >= _FLEET_S:
-            with self.client.errors():
+        with self.client.errors():
+            if time.monotonic() - self._asked_at >= _FLEET_S:
                 self._workers = await live_workers(self.client.redis, self.keys)
-            self._asked_at = time.monotonic()
-        return window_for(self._workers, model)
+                self._asked_at = time.monotonic()
+            (name,) = await models_of(self.client.redis, self.keys, [model])
+        return window_for(self._workers, name)
 
     async def knows(self, model: str) -> bool:
         """True if jobs for the model are accepted."""
         with self.client.errors():
-            return any(card.name == model for card in await known_models(self.client.redis, self.keys))
+            cards = await known_models(self.client.redis, self.keys)
+        return any(model in (card.name, *card.aliases) for card in cards)
 
     async def try_grammars(self, request: LineRequest, tenant: str) -> None:
         """Raises GrammarError for a line that no worker could follow. Where there is no time, workers try it."""

@@ -154,7 +154,7 @@ class Harvest:
             assert line.request is not None
             jobs = [outcome.completed for outcome in ended if outcome.completed is not None]
             body, usage = line.request.answer(jobs, ended[0].created)
-            draft.add(succeeded(line_id, line.custom_id, job_id, body), to_out=True)
+            draft.add(succeeded(line_id, line.custom_id, job_id, body, line.ignored), to_out=True)
             draft.usage += usage
             draft.completed += 1
         elif state := _undone(line, ended, undone_as):

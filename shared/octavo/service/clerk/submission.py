@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from octavo.dialects.ignored import Ignored
 from octavo.dialects.openai.batch.envelope import open_envelope
 from octavo.dialects.openai.batch.requests import LineRequest, line_request
 from octavo.queue.batches.calls import Reply
@@ -24,20 +25,23 @@ _LEAST_TIME_S = 0.001
 
 @dataclass
 class Line:
-    """A line whose content was looked at: its request, or why it has none."""
+    """A line whose content was looked at: its request, or why it has none. `ignored` names fields that change
+    nothing."""
 
     custom_id: str
     request: LineRequest | None = None
     error: OctavoError | None = None
+    ignored: Ignored = field(default_factory=Ignored)
 
 
 async def read_line(desk: Desk, batch: BatchInfo, text: bytes) -> Line:
-    """The content of a line; the same at every owner."""
+    """The content of a line; the same at every owner, which a setting for unknown fields would not be."""
     envelope = open_envelope(text)
+    ignored = Ignored()
     try:
-        request = line_request(envelope.url, bytes(envelope.body), {})
+        request = line_request(envelope.url, bytes(envelope.body), {}, ignored)
         await desk.try_grammars(request, batch.tenant)
-        return Line(envelope.custom_id, request)
+        return Line(envelope.custom_id, request, ignored=ignored)
     except InvalidRequest as error:
         return Line(envelope.custom_id, error=error)
 

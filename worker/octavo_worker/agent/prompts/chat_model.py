@@ -10,7 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from octavo.dialects.parsing import NONE, closing_text, ends_in_thought, family_of, is_marker
+from octavo.dialects.parsing import NONE, closing_text, continued_formats, ends_in_thought, family_of, is_marker
+from octavo.terms.conversation import SWITCHES
 from octavo.terms.messages import AnswerFormat
 from octavo.terms.models import JobRequest
 from octavo.terms.structured import Grammar
@@ -18,9 +19,11 @@ from octavo_worker.agent.prompts.answer_form import AnswerForm
 from octavo_worker.agent.prompts.fence import Piece
 from octavo_worker.agent.prompts.template import ChatTemplate
 from octavo_worker.agent.prompts.tool_grammar import ModelTokens, answer_grammar
+from octavo_worker.agent.prompts.tool_grammar.brevity import brief_grammar, brief_tool
 from octavo_worker.contract.files import end_ids, read_json, read_text
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+_LONGEST_STRING = "octavo_longest_string"  # of JSON, in tokenizer_config.json of a model that ends none by itself
 _PRESCRIBING = ("json_schema", "json_object", "choice")  # grammars whose texts end by themselves
 _LOOKS_LIKE_A_MARKER = re.compile(r"[<\[|].*[>\]|]")
 
@@ -29,7 +32,7 @@ class ChatModel:
     """A model that chats: `plain` is its template, `with_tools` the one for requests with tools, mostly the same.
 
     Spellings of special tokens, and of other added tokens that the templates or their formats use as markers, never
-    come out of what users wrote. Raises TemplateFailed.
+    come out of what users wrote. `longest_string` bounds what schemas leave open. Raises TemplateFailed.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class ChatModel:
         tokenizer: Tokenizer,
         variables: dict[str, str],
         end_ids: Iterable[int] = (),
+        longest_string: int | None = None,
     ) -> None:
+        self._longest_string = longest_string
         self._tokenizer = tokenizer
         self.tool_format, _ = family_of(with_tools)
         _, self.reasoning_format = family_of(plain)
@@ -57,6 +62,7 @@ class ChatModel:
         self._with_tools = (
             self._plain if plain == with_tools else ChatTemplate(with_tools, special=markers, variables=variables)
         )
+        self._begins_thoughts = self._plain.begins(lambda prompt: ends_in_thought(prompt, self.reasoning_format))
 
     @classmethod
     def of_folder(cls, folder: Path, tokenizer: Tokenizer) -> ChatModel | None:
@@ -70,23 +76,45 @@ class ChatModel:
         variables = {name: text for name, text in texts.items() if text}
         plain = sources["default"]
         with_tools = sources.get("tool_use", plain)
-        return cls(plain, with_tools, tokenizer=tokenizer, variables=variables, end_ids=end_ids(folder))
+        return cls(
+            plain,
+            with_tools,
+            tokenizer=tokenizer,
+            variables=variables,
+            end_ids=end_ids(folder),
+            longest_string=longest if isinstance(longest := config.get(_LONGEST_STRING), int) else None,
+        )
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Variables of thinking that a template reads."""
+        return tuple(name for name in SWITCHES if name in self._plain.reads | self._with_tools.reads)
 
     def render(self, request: JobRequest, at: datetime) -> list[Piece]:
         """The prompt of a request with messages, at a moment. Raises TemplateFailed."""
         tools = request.offered_tools
         template = self._with_tools if tools else self._plain
-        return template.render(request.messages or (), at=at, tools=tools, arguments=request.chat_template_kwargs)
+        return template.render(
+            request.messages or (),
+            at=at,
+            tools=tools,
+            arguments=request.chat_template_kwargs,
+            continued=request.continue_final_message,
+        )
 
     def answer_form(self, request: JobRequest, prompt: Sequence[Piece]) -> AnswerForm:
         """How the answer to a prompt is written."""
         tools = self.tool_format if request.offered_tools else NONE
         reasoning = self.reasoning_format
+        opened = False
+        if request.continue_final_message:
+            begun = (request.messages or ())[-1].text
+            tools, reasoning, opened = continued_formats(tools, reasoning, begun)
+        elif prompt and not prompt[-1][1]:
+            opened = ends_in_thought(prompt[-1][0], reasoning)
         is_prescribed = request.grammar is not None and request.grammar.kind in _PRESCRIBING
         if {tools, reasoning} == {NONE}:
             return AnswerForm(is_prescribed=is_prescribed)
-        text, typed_by_user = prompt[-1] if prompt else ("", True)
-        opened = not typed_by_user and ends_in_thought(text, reasoning)
         hidden = frozenset(
             token for token, spelling in self._special.items() if not is_marker(spelling, tools, reasoning)
         )
@@ -95,14 +123,23 @@ class ChatModel:
         return AnswerForm(AnswerFormat(tools, reasoning, opened), hidden, tuple(closing), schemas, is_prescribed)
 
     def grammar(self, request: JobRequest, form: AnswerForm) -> Grammar | None:
-        """Grammar of the answer to a request that is parsed. Raises NoToolGrammar."""
+        """Grammar of the answer to a request that is parsed. Where the template begins the thoughts of its model, and
+        has begun none, there is none: a model that was asked for a call or for JSON goes there at once. Raises
+        NoToolGrammar."""
+        written = form.format or AnswerFormat()
+        if self._begins_thoughts and not written.opened:
+            written = AnswerFormat(tools=written.tools)
+        tools, content = request.offered_tools, request.grammar
+        if self._longest_string is not None:
+            tools = tuple(brief_tool(tool, self._longest_string) for tool in tools)
+            content = brief_grammar(content, self._longest_string)
         return answer_grammar(
-            form.format or AnswerFormat(),
+            written,
             self._tokens,
-            tools=request.offered_tools,
+            tools=tools,
             choice=request.tool_choice,
-            parallel=request.parallel_tool_calls,
-            content=request.grammar,
+            parallel=request.parallel_tool_calls and not self._with_tools.calls_once,
+            content=content,
         )
 
     def _encode(self, text: str) -> list[int]:

@@ -18,12 +18,13 @@ class Fence:
     """Puts every control token's spelling in what users wrote between two characters that occur in none of their texts.
 
     So it travels through the template as ordinary text, also through its `tojson`, and comes out as a piece of its own.
-    `spellings` matches control tokens; None: there are none. Raises NoFence.
+    `spellings` matches control tokens; None: there are none. `cut` is a character that occurs in none of the texts
+    either. Raises NoFence.
     """
 
     def __init__(self, spellings: re.Pattern[str] | None, texts: Iterable[str]) -> None:
         self._spellings = spellings
-        self._left, self._right = _unused_characters(texts)
+        self._left, self._right, self.cut = _unused_characters(texts)
 
     def guard(self, value: Any) -> Any:
         """The same text, or the same list or object of texts at any depth, with fences."""
@@ -46,6 +47,12 @@ class Fence:
         pieces = [(part, True) if n % 2 else (torn.sub("", part), False) for n, part in enumerate(parts)]
         return [piece for piece in pieces if piece[0]]
 
+    def before_cut(self, text: str) -> str | None:
+        """A template's output up to the last `cut`, which stood in one of the texts. None if the template has left that
+        out."""
+        found = list(re.finditer(_either_way(self.cut), text))
+        return "".join(re.split(_either_way(self.cut), text[: found[-1].start()])) if found else None
+
     def _fenced(self, match: re.Match[str]) -> str:
         return f"{self._left}{match[0]}{self._right}"
 
@@ -55,10 +62,10 @@ def _either_way(character: str) -> str:
     return rf"(?:{character}|\\u{ord(character):04x})"
 
 
-def _unused_characters(texts: Iterable[str]) -> tuple[str, str]:
+def _unused_characters(texts: Iterable[str]) -> tuple[str, str, str]:
     used = set().union(*map(set, texts))
     free = (character for code in range(0xE000, 0xF8FF) if (character := chr(code)) not in used)
     try:
-        return next(free), next(free)
+        return next(free), next(free), next(free)
     except StopIteration:
         raise NoFence("the messages use every private-use character there is") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import product
@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -42,6 +43,8 @@ _PROBES: dict[Role, tuple[tuple[tuple[Message, ...], tuple[Message, ...]], ...]]
 that it needs."""
 _PROBED_AT = datetime(2024, 7, 26, tzinfo=UTC)
 """A template's form is found at one time whenever a worker starts."""
+_ASKED_TO_THINK: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": True}, {"thinking": True})
+"""Arguments with which the templates of one family or another begin a thought; some do so without any."""
 
 
 class TemplateFailed(ValueError):
@@ -79,7 +82,7 @@ def _strftime(moment: datetime, layout: str) -> str:
 
 
 class ChatTemplate:
-    """One compiled template.
+    """One compiled template. `reads` are the names of the variables in it.
 
     `special` lists the spellings of the control tokens; `variables` are names that the template may use, such as
     `bos_token`. Raises TemplateFailed if the source does not compile.
@@ -100,6 +103,7 @@ class ChatTemplate:
         del environment.globals["lipsum"], environment.filters["random"]
         try:
             self._template = environment.from_string(source)
+            self.reads = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise TemplateFailed(f"the model's chat template does not compile: {error}") from error
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
@@ -108,6 +112,8 @@ class ChatTemplate:
         self._form = self._find_parts(self._find_call_form() if "tool_calls" in source else TurnForm())
         self._unseen = frozenset(role for role in _PROBES if role != "assistant" and not self._shows(role, self._form))
         self._takes_tools = _NAME in self._tried([_ASKED], self._form, tools=[_TOOL])
+        self.calls_once = bool(self._calling(_CALL)) and not self._calling(_CALL, _CALL)
+        """True if a turn with several calls is refused: a model that was made to write one could not go on."""
 
     def render(
         self,
@@ -116,8 +122,10 @@ class ChatTemplate:
         at: datetime,
         tools: Sequence[Tool] = (),
         arguments: Mapping[str, Any] | None = None,
+        continued: bool = False,
     ) -> list[Piece]:
         """The prompt at a moment, ending where the assistant's answer begins, in pieces that concatenate to the whole.
+        With `continued` it ends behind the content of the last message, which the answer continues.
 
         Nothing of the messages, tools and `arguments` becomes a control token. Raises TemplateFailed.
         """
@@ -129,9 +137,23 @@ class ChatTemplate:
             fence = Fence(self._special, _texts(given))
         except NoFence as error:
             raise TemplateFailed(str(error)) from None
-        pieces = fence.split(self._text(fence.guard(given), at))
+        guarded = fence.guard(given)
+        if continued:
+            _mark_end(guarded["messages"][-1], fence.cut)
+        text = self._text({**guarded, "add_generation_prompt": not continued}, at)
+        prompt = fence.before_cut(text) if continued else text
+        if prompt is None:
+            raise TemplateFailed("the model's chat template leaves out the last message: it cannot be continued")
+        pieces = fence.split(prompt)
         self._check_nothing_vanished(messages, "".join(piece for piece, _ in pieces))
         return pieces
+
+    def begins(self, is_thought: Callable[[str], bool]) -> bool:
+        """True if it begins the thoughts of its model: one of its prompts ends inside of one, as `is_thought` tells."""
+        return any(is_thought(self._tried([_ASKED], self._form, arguments=given)) for given in _ASKED_TO_THINK)
+
+    def _calling(self, *calls: ToolCall) -> str:
+        return self._tried([_ASKED, Message(role="assistant", tool_calls=calls)], self._form, tools=[_TOOL])
 
     def _placed(self, message: Message) -> Message:
         """Developers speak as the system where a template does not know them."""
@@ -147,9 +169,9 @@ class ChatTemplate:
                 )
 
     def _text(self, given: Mapping[str, Any], at: datetime) -> str:
-        ours = {**self._variables, "add_generation_prompt": True, "strftime_now": partial(_strftime, at)}
+        ours = {**self._variables, "strftime_now": partial(_strftime, at)}
         try:
-            return self._template.render(**{"documents": None, **given, **ours})
+            return self._template.render(**{"documents": None, "add_generation_prompt": True, **given, **ours})
         except TemplateFailed:
             raise
         except Exception as error:  # a template may fail in any way that Python can
@@ -176,12 +198,29 @@ class ChatTemplate:
         said = Message(role=role, content=_WORD, tool_call_id=_CALL.id if role == "tool" else None)
         return any(_WORD in self._tried([*before, said, *after], form) for before, after in _PROBES[role])
 
-    def _tried(self, messages: Sequence[Message], form: TurnForm, *, tools: Sequence[Tool] = ()) -> str:
+    def _tried(
+        self,
+        messages: Sequence[Message],
+        form: TurnForm,
+        *,
+        tools: Sequence[Tool] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
         """A prompt, empty if the template refuses."""
+        given = {**(arguments or {}), "messages": form.turns(messages), "tools": described(tools)}
         try:
-            return self._text({"messages": form.turns(messages), "tools": described(tools)}, _PROBED_AT)
+            return self._text(given, _PROBED_AT)
         except TemplateFailed:
             return ""
+
+
+def _mark_end(turn: dict[str, Any], mark: str) -> None:
+    """Puts a mark behind the content of a turn."""
+    content = turn["content"]
+    if isinstance(content, list):
+        content[-1]["text"] += mark
+    else:
+        turn["content"] = content + mark
 
 
 def _texts(value: Any) -> Iterable[str]:

@@ -61,6 +61,11 @@ class Prompts:
             self._chat = ChatModel.of_folder(folder, self.tokenizer)
         self.end_ids = end_ids(folder)
 
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Variables of thinking that requests may set."""
+        return () if self._chat is None else self._chat.switches
+
     def encode(self, request: JobRequest, *, at: datetime | None = None) -> EncodedPrompt:
         """Token ids of the job's prompt; one id is at least there. `at`, by default now, is what a chat template takes
         for the time: with it the same request gives the same ids. Raises PromptRejected."""

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from octavo_worker.model.checkpoint.formats import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
-from octavo_worker.model.checkpoint.names import NAMES
-from octavo_worker.model.config import AttentionLayer, DecoderConfig
+from octavo_worker.model.checkpoint.source import Cut
+from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, Layer
 from octavo_worker.model.decoder import DecoderLayers
-from octavo_worker.model.layers.attention import Attention
-from octavo_worker.model.layers.block import Block
+from octavo_worker.model.layers.attention import Attention, HeadWeights
+from octavo_worker.model.layers.block import Block, ParallelBlock
 from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.mlp import GatedMlp, Mlp, PlainMlp
 from octavo_worker.model.layers.norm import AddNorm, LayerNorm, Norm, RmsNorm
@@ -42,8 +42,10 @@ class _Builder:
         """`config` is that of the whole model."""
         self.config, self.reader, self.form, self.split = config, reader, form, split
         self.shards = None if split is None else split.shards
-        self.names = names = NAMES[config.family]
-        self.root = reader.source.prefix(names.prefixes, f"{names.final_norm}.weight")
+        self.names = names = config.names
+        marker = names.final_norm if "weight" in config.norm_tensors else names.embed
+        self.root = reader.source.prefix(names.prefixes, f"{marker}.weight")
+        self.head = next((name for name in names.heads if reader.source.under(name)), names.heads[0])
 
     def layers(self) -> DecoderLayers:
         c, names = self.config, self.names
@@ -52,11 +54,12 @@ class _Builder:
         positions = c.max_position + (c.position_offset or 0)
         learned_table = self._table(f"{self.root}{names.positions}", positions) if learned else None
         places = [f"{self.root}{names.layer.format(index)}" for index in range(len(c.layers))]
-        norms = [self._norm(at + names.attn_norm) if c.pre_norm else None for at in places]
+        starts = zip(places, c.layers, strict=True)
+        norms = [None if layer.norms == "after" else self._norm(at + names.attn_norm) for at, layer in starts]
         norms.append(self._norm(f"{self.root}{names.final_norm}"))
         blocks = [self._block(*each) for each in zip(places, c.layers, norms[1:], strict=True)]
         head = self._head()
-        self.reader.source.finish(names.ignored)  # reads may have been under way until now
+        self.reader.source.finish(names.has_no_use)  # reads may have been under way until now
         table = embed if self.shards is None else embed[self.shards.vocabulary.start : self.shards.vocabulary.stop]
         if head is None or (c.tied and isinstance(head, Dense) and torch.equal(head.weight, table)):
             head = Dense(table, products=self.reader.products)
@@ -64,51 +67,68 @@ class _Builder:
 
     def _embedding(self) -> str:
         """The table's name, which is the head's where that is the only one of two tied ones that is stored."""
-        own, head, source = f"{self.root}{self.names.embed}", self.names.head, self.reader.source
+        own, head, source = f"{self.root}{self.names.embed}", self.head, self.reader.source
         return head if self.config.tied and not source.under(own) and source.under(head) else own
 
     def _head(self) -> Linear | None:
         """None: it is the embedding. Some checkpoints say so and have a head all the same, mostly a copy; one that
         differs counts."""
-        name = self.names.head
+        name = self.head
         if self.config.tied and (self._embedding() == name or not self.reader.source.under(name)):
             return None
         held = self.shards and self.shards.head()
         matrix = Matrix([name], [self.config.vocab_size], self.config.hidden_size, held=held)
         return self.form.linear(matrix, self.reader)
 
-    def _block(self, at: str, layer: AttentionLayer, next_norm: Norm | None) -> Block:
+    def _block(self, at: str, layer: Layer, next_norm: Norm | None) -> Block:
         c, names = self.config, self.names
-        mlp_norm = self._norm(at + names.mlp_norm) if c.pre_norm else None
-        return Block(
-            attention=self._attention(at, layer),
-            attention_end=AddNorm(mlp_norm, self._post_norm(at + names.post_attn_norm), c.residual_multiplier),
-            mlp=self._mlp(at),
-            mlp_end=AddNorm(next_norm, self._post_norm(at + names.post_mlp_norm), c.residual_multiplier),
+        kind = ParallelBlock if layer.norms == "parallel" else Block
+        ends = (names.post_attn_norm, names.post_mlp_norm) if layer.norms in ("after", "both") else (None, None)
+        after_attention, after_mlp = [None if name is None else self._norm(at + name) for name in ends]
+        mlp_norm = self._norm(at + names.mlp_norm) if layer.norms in ("before", "both") else None
+        return kind(
+            attention=self._attention(at, layer.attention),
+            attention_end=AddNorm(mlp_norm, after_attention, c.residual_multiplier),
+            mlp=self._mlp(at, layer.mlp),
+            mlp_end=AddNorm(next_norm, after_mlp, c.residual_multiplier),
         )
 
     def _attention(self, at: str, layer: AttentionLayer) -> Attention:
         c, names = self.config, self.names
         q, kv = c.q_size, c.kv_size
         rows = (q, kv, kv) if len(names.qkv) == 3 else (q + 2 * kv,)
-        sizes = {"none": (), "head": (c.head_dim, c.head_dim), "whole": (q, kv)}[c.qk_norm]
         held = self.shards and self.shards.qkv(len(names.qkv))
-        qkv = self._linear([at + name for name in names.qkv], rows, c.hidden_size, c.qkv_bias, held)
+        order = c.head_order if layer.rope is not None else None
+        matrix = Matrix([at + name for name in names.qkv], rows, c.hidden_size, c.qkv_bias, names.transposed, held)
+        if order is not None:
+            matrix = replace(matrix, orders=(order, order, None))
+        qkv = self.form.linear(matrix, self.reader)
+        sizes = {"whole": (q, kv), "none": ()}.get(c.qk_norm, (c.head_dim, c.head_dim))
         norms = [self._vector(at + name, size) for name, size in zip((names.q_norm, names.k_norm), sizes, strict=False)]
         out = self._last(at + names.out, q, c.out_bias, self.shards and self.shards.out())
-        return Attention(c if self.shards is None else self.shards.config, layer, qkv, out, norms)
+        weights = HeadWeights(norms, self._sinks(at + names.sinks) if c.sinks else None)
+        return Attention(c if self.shards is None else self.shards.config, layer, qkv, out, weights)
 
-    def _mlp(self, at: str) -> Mlp:
-        c, names = self.config, self.names
-        width = c.intermediate_size
+    def _sinks(self, name: str) -> Tensor:
+        """Sinks of this rank's heads, in the type in which scores are computed."""
+        heads = self.config.num_heads
+        held = range(heads) if self.shards is None else self.shards.heads
+        sinks = torch.empty(len(held), dtype=torch.float32, device=self.reader.device)
+        self.reader.source.read(name, sinks, cut=Cut((heads,), [held]))
+        return sinks
+
+    def _mlp(self, at: str, mlp: DenseMlp) -> Mlp:
+        c, names, width = self.config, self.names, mlp.width
         rows = (width,) * len(names.up) if len(names.up) == 2 or not c.gated else (2 * width,)
-        held = self.shards and self.shards.up(len(names.up))
+        held = self.shards and self.shards.up(width, len(names.up))
         up = self._linear([at + name for name in names.up], rows, c.hidden_size, c.mlp_bias, held)
-        down = self._last(at + names.down, width, c.mlp_bias, self.shards and self.shards.down())
+        down = self._last(at + names.down, width, c.mlp_bias, self.shards and self.shards.down(width))
+        if self.split is not None:
+            width = len(self.split.shards.rank.share(width))
         if not c.gated:
-            return PlainMlp(up, down, c.activation)
-        assert c.activation != "relu"  # config refuses it
-        return GatedMlp(up, down, c.activation)
+            squared = c.activation == "relu2"
+            return PlainMlp(up, down, width, "relu" if c.activation == "relu2" else c.activation, squared)
+        return GatedMlp(up, down, width, c.gate)
 
     def _linear(self, names: list[str], rows: tuple[int, ...], depth: int, biased: bool, held: Held | None) -> Linear:
         return self.form.linear(Matrix(names, rows, depth, biased, self.names.transposed, held), self.reader)
@@ -130,12 +150,22 @@ class _Builder:
     def _vector(self, name: str, size: int) -> Tensor:
         return self.reader.read(f"{name}.weight", size)
 
-    def _post_norm(self, name: str) -> Norm | None:
-        return self._norm(name) if self.config.post_norm else None
-
     def _norm(self, name: str) -> Norm:
-        c = self.config
-        weight = self._vector(name, c.hidden_size)
+        """A norm whose tensors change nothing where none are stored."""
+        c, parts = self.config, {}
+        for part, neutral in (("weight", 1.0 - self.config.norm_offset), ("bias", 0.0)):
+            stored = part in c.norm_tensors
+            parts[part] = self.reader.read(f"{name}.{part}", c.hidden_size) if stored else self._filled(neutral)
         if c.norm == "layer":
-            return LayerNorm(weight, self.reader.read(f"{name}.bias", c.hidden_size), c.norm_eps)
-        return RmsNorm(weight, c.norm_eps, c.norm_offset)
+            return LayerNorm(self._scale(parts["weight"]), parts["bias"], c.norm_eps)
+        return RmsNorm(parts["weight"], c.norm_eps, c.norm_offset)
+
+    def _filled(self, value: float) -> Tensor:
+        return self.reader.empty(self.config.hidden_size).fill_(value)
+
+    def _scale(self, weight: Tensor) -> Tensor:
+        """The weight of a layer norm, whose operation takes no offset."""
+        if not self.config.norm_offset:
+            return weight
+        self.reader.source.wait()
+        return weight + self.config.norm_offset

@@ -10,19 +10,21 @@ class Names:
     """Names of the tensors in a family's checkpoints, without `.weight` and `.bias`.
 
     `qkv` and `up` list the parts in the order in which they are stacked; one name means the checkpoint already has
-    them stacked. `prefixes` are tried in turn. `transposed` matrices are stored `[in, out]`.
+    them stacked. `prefixes` and `heads` are tried in turn. `transposed` matrices are stored `[in, out]`. Names with an
+    `ignored` ending, and those of `towers`, at the top or below `model.`, have no place in the model.
     """
 
     prefixes: tuple[str, ...] = ("model.", "")
     embed: str = "embed_tokens"
     positions: str = "embed_positions"
     final_norm: str = "norm"
-    head: str = "lm_head"
+    heads: tuple[str, ...] = ("lm_head",)
     layer: str = "layers.{}."
     attn_norm: str = "input_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"  # the whole name
     out: str = "self_attn.o_proj"
     post_attn_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
@@ -31,34 +33,9 @@ class Names:
     post_mlp_norm: str = "post_feedforward_layernorm"
     transposed: bool = False
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    towers: tuple[str, ...] = ()
 
-
-NAMES: dict[str, Names] = {
-    "llama": Names(),
-    "gemma2": Names(mlp_norm="pre_feedforward_layernorm"),
-    "phi3": Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
-    "gpt2": Names(
-        prefixes=("transformer.", ""),
-        embed="wte",
-        positions="wpe",
-        final_norm="ln_f",
-        layer="h.{}.",
-        attn_norm="ln_1",
-        qkv=("attn.c_attn",),
-        out="attn.c_proj",
-        mlp_norm="ln_2",
-        up=("mlp.c_fc",),
-        down="mlp.c_proj",
-        transposed=True,
-        ignored=(".attn.bias", ".attn.masked_bias"),
-    ),
-    "opt": Names(
-        prefixes=("model.decoder.", "decoder."),
-        final_norm="final_layer_norm",
-        attn_norm="self_attn_layer_norm",
-        out="self_attn.out_proj",
-        mlp_norm="final_layer_norm",
-        up=("fc1",),
-        down="fc2",
-    ),
-}
+    def has_no_use(self, name: str) -> bool:
+        """True for a tensor that the model does without."""
+        tower = name.removeprefix("model.").partition(".")[0]
+        return name.endswith(self.ignored) or tower in self.towers

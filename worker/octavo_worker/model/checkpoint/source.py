@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -77,8 +77,8 @@ class WeightSource(Protocol):
         """Returns when the values of all tensors read until now are there."""
         ...
 
-    def finish(self, ignored: Iterable[str]) -> None:
-        """Waits for all reads. Refuses tensors that were not read, except for names with an `ignored` ending."""
+    def finish(self, has_no_use: Callable[[str], bool]) -> None:
+        """Waits for all reads. Refuses tensors that were not read, except for those whose names `has_no_use`."""
         ...
 
 
@@ -166,12 +166,12 @@ class Checkpoint:
     def wait(self) -> None:
         pass  # `read` has waited
 
-    def finish(self, ignored: Iterable[str]) -> None:
+    def finish(self, has_no_use: Callable[[str], bool]) -> None:
         """Ends the reading. Raises `CheckpointError` for tensors that were not read."""
         if scales := [name for name in self.unread if name.endswith(CACHE_SCALES)]:
             log.info("%d scales of a KV cache in 8 bits are not used: octavo's has a scale a token", len(scales))
-        endings = (*ignored, *CACHE_SCALES)
-        if surplus := sorted(name for name in self.unread if not name.endswith(endings)):
+        left = (name for name in self.unread if not name.endswith(CACHE_SCALES))
+        if surplus := sorted(name for name in left if not has_no_use(name)):
             shown = ", ".join(surplus[:5]) + (f" and {len(surplus) - 5} more" if len(surplus) > 5 else "")
             raise CheckpointError(f"the checkpoint has tensors that its config.json has no place for: {shown}.")
 
@@ -235,7 +235,7 @@ class RandomWeights:
     def wait(self) -> None:
         pass
 
-    def finish(self, ignored: Iterable[str]) -> None:
+    def finish(self, has_no_use: Callable[[str], bool]) -> None:
         pass
 
 

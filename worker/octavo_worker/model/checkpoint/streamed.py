@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -112,14 +112,14 @@ class StreamedCheckpoint(Checkpoint):
         for buffer in self._buffers:
             buffer.stream.synchronize()
 
-    def finish(self, ignored: Iterable[str]) -> None:
+    def finish(self, has_no_use: Callable[[str], bool]) -> None:
         try:
             self.wait()
         finally:
             self._threads.shutdown(cancel_futures=True)
             for descriptor in self._descriptors.values():
                 os.close(descriptor)
-        super().finish(ignored)
+        super().finish(has_no_use)
 
     def _load(self, file: int, piece: Piece, usable: torch.cuda.Event) -> None:
         staging = self._idle.get()

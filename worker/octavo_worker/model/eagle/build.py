@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from octavo_worker.model.checkpoint.formats import DenseFormat, Matrix, Reader
-from octavo_worker.model.checkpoint.names import NAMES
 from octavo_worker.model.checkpoint.source import WeightSource
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.eagle.config import HeadConfig
@@ -44,7 +43,7 @@ def build_head(config: HeadConfig, reader: Reader, embed: Tensor, tokens: int) -
         head=DenseFormat().linear(Matrix(["lm_head"], [config.draft_vocab_size], size), reader),
         ids=_ids(config, reader),
     )
-    source.finish(NAMES["llama"].ignored)
+    source.finish(layer.names.has_no_use)
     _check_ids(layers.ids, layer.vocab_size)
     parts = (Dense(part.contiguous(), products=reader.products) for part in whole.split(size, dim=1))
     features = Features(dict(zip(config.taps, parts, strict=True)), size, tokens, reader.empty(0))
@@ -61,16 +60,15 @@ def _check_kind(config: HeadConfig, source: WeightSource) -> None:
 
 
 def _block(at: str, c: DecoderConfig, reader: Reader) -> Block:
-    names, dense = NAMES["llama"], DenseFormat()
+    names, dense, width = c.names, DenseFormat(), c.layers[0].mlp.width
     qkv = Matrix([at + name for name in names.qkv], (c.q_size, c.kv_size, c.kv_size), 2 * c.hidden_size, c.qkv_bias)
     out = Matrix([at + names.out], [c.hidden_size], c.q_size, c.out_bias)
-    up = Matrix([at + name for name in names.up], [c.intermediate_size] * 2, c.hidden_size, c.mlp_bias)
-    down = Matrix([at + names.down], [c.hidden_size], c.intermediate_size, c.mlp_bias)
-    assert c.activation != "relu"  # config refuses it
+    up = Matrix([at + name for name in names.up], [width] * 2, c.hidden_size, c.mlp_bias)
+    down = Matrix([at + names.down], [c.hidden_size], width, c.mlp_bias)
     return Block(
-        attention=Attention(c, c.layers[0], dense.linear(qkv, reader), dense.linear(out, reader), ()),
+        attention=Attention(c, c.layers[0].attention, dense.linear(qkv, reader), dense.linear(out, reader)),
         attention_end=AddNorm(_norm(at + names.mlp_norm, c, reader)),
-        mlp=GatedMlp(dense.linear(up, reader), dense.linear(down, reader), c.activation),
+        mlp=GatedMlp(dense.linear(up, reader), dense.linear(down, reader), width, c.gate),
         mlp_end=AddNorm(None),  # its own next row takes the sum as it is
     )
 

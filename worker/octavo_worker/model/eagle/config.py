@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from octavo_worker.model.checkpoint.names import Names
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.errors import UnsupportedModel
 
@@ -28,7 +29,7 @@ def head_config(values: Mapping[str, Any], layer: DecoderConfig | None, target: 
     """From the `values` of config.json, of which `layer` is the decoder's view: of one layer, however many the file
     says there are. Raises `UnsupportedModel` for a head that is not EAGLE-3's, or not one for this target."""
     architecture = next(iter(values.get("architectures") or ()), "none")
-    if architecture not in ARCHITECTURES or layer is None or layer.family != "llama":
+    if architecture not in ARCHITECTURES or layer is None or layer.names != Names():
         raise UnsupportedModel(f"architecture {architecture}; EAGLE-3 heads are {' or '.join(ARCHITECTURES)}.")
     if layer.hidden_size != target.hidden_size:
         raise UnsupportedModel(

@@ -13,10 +13,12 @@ from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.eagle.features import Features
+from octavo_worker.model.layers.attention import Tables
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import Input, RmsNorm
+from octavo_worker.model.numerics import DECODER
 from octavo_worker.ranks.group import Group
 
 
@@ -41,6 +43,7 @@ class EagleHead:
 
     is_capturable = False
     group: Group | None = None
+    route = DECODER
     forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""
@@ -62,8 +65,8 @@ class EagleHead:
         self._pairs = torch.empty((tokens, 2 * self.config.hidden_size), dtype=self.dtype, device=self.device)
 
     def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None:
-        cos_sin = {name: rope.cos_sin(max_model_len).to(self.device) for name, rope in self.config.ropes.items()}
-        self.layers.block.attention.bind(caches[0], block_size, cos_sin)
+        tables = Tables.of(self.config, max_model_len, self.dtype, self.device)
+        self.layers.block.attention.bind(caches[0], block_size, tables)
 
     def shortened(self) -> AbstractContextManager[None]:
         return nullcontext()

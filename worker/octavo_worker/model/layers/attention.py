@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypedDict
 
 import torch
@@ -16,6 +17,21 @@ from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
 from octavo_worker.model.transfer import dtype_name
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Tables by position: the rotary ones by the names that the config gives them, and the factors of queries."""
+
+    cos_sin: Mapping[str, Tensor]
+    temperature: Tensor | None = None
+
+    @classmethod
+    def of(cls, config: DecoderConfig, positions: int, dtype: torch.dtype, device: torch.device) -> Tables:
+        """Tables of so many positions, for values of the type `dtype`."""
+        cos_sin = {name: rope.cos_sin(positions).to(device) for name, rope in config.ropes.items()}
+        factors = None if config.temperature is None else config.temperature.table(positions).to(device, dtype)
+        return cls(cos_sin, factors)
 
 
 class HeadNorms(TypedDict):
@@ -35,23 +51,33 @@ class Reading(TypedDict):
     softcap: float
 
 
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """Weights that attention has beside its products: of the norms of queries and of keys, and a score for each head
+    that no token has."""
+
+    norms: Sequence[Tensor] = ()
+    sinks: Tensor | None = None
+
+
 class Attention:
     """`bind` attaches the layer's part of the KV cache; then `attend` writes this step's keys and values into it and
     reads all of a sequence's, and `into_norm` projects what came of that."""
 
     def __init__(
-        self, config: DecoderConfig, layer: AttentionLayer, qkv: Linear, out: Linear, qk_norms: Sequence[Tensor]
+        self, config: DecoderConfig, layer: AttentionLayer, qkv: Linear, out: Linear, weights: HeadWeights | None = None
     ) -> None:
-        """`qkv` has the rows of all query heads, then of all key heads, then of all value heads; `qk_norms` the weights
-        of the norms of queries and of keys, if the config has such."""
+        """`qkv` has the rows of all query heads, then of all key heads, then of all value heads."""
+        weights = weights or HeadWeights()
         self.config, self.layer = config, layer
-        self.qkv, self.out = qkv, out
-        q_norm, k_norm = qk_norms if config.qk_norm == "head" else (None, None)
+        self.qkv, self.out, self.sinks = qkv, out, weights.sinks
+        q_norm, k_norm, self.rotated_weight = _head_norms(config, weights.norms)
         self.norms = HeadNorms(q_norm=q_norm, k_norm=k_norm, eps=config.norm_eps, norm_offset=config.norm_offset)
-        whole = qk_norms if config.qk_norm == "whole" else ()  # over all heads together, as in OLMo 2
+        whole = weights.norms if config.qk_norm == "whole" else ()  # over all heads together, as in OLMo 2
         self.whole_norms = [RmsNorm(weight, config.norm_eps, config.norm_offset) for weight in whole]
         self.cache = torch.empty(0)
         self.cos_sin: Tensor | None = None
+        self.temperature: Tensor | None = None
         self.reading = Reading(block_size=0, sliding_window=layer.sliding_window, softcap=config.softcap)
 
     def kept(self, dtype: torch.dtype) -> CacheSpec:
@@ -59,11 +85,16 @@ class Attention:
         c = self.config
         return CacheSpec(c.num_kv_heads, c.head_dim, c.head_dim, dtype_name(dtype), self.layer.sliding_window)
 
-    def bind(self, cache: Tensor, block_size: int, cos_sin: dict[str, Tensor]) -> None:
-        """`cos_sin`: the rotary tables by the names that the config gives them."""
+    @property
+    def kind(self) -> Hashable:
+        """Equal to that of a layer whose steps take the same kernels."""
+        return *self.reading.values(), self.layer.rope
+
+    def bind(self, cache: Tensor, block_size: int, tables: Tables) -> None:
         self.cache = cache
         self.reading["block_size"] = block_size
-        self.cos_sin = None if self.layer.rope is None else cos_sin[self.layer.rope]
+        self.cos_sin = None if self.layer.rope is None else tables.cos_sin[self.layer.rope]
+        self.temperature = tables.temperature
 
     def products(self) -> Mapping[str, Linear]:
         """By name, in the order in which a step takes them."""
@@ -71,21 +102,48 @@ class Attention:
 
     def attend(self, x: Input, b: Buffers, batch: Batch) -> None:
         """Attention into `b.attended`."""
-        c, layer = self.config, self.layer
         self.qkv.apply(x, b.qkv)
+        self._adjust(b, batch)
+        written = (b.qkv, b.q, self.cache, batch.slots, batch.positions, self.cos_sin)
+        queries = (batch.context_lens, batch.query_start, b.attended, self.layer.scale)
+        plan = batch.plans.get(self.layer.sliding_window)
+        if batch.stage is None and self.rotated_weight is None:
+            tables = batch.block_tables
+            ops.rope_attention(*written, tables, *queries, sinks=self.sinks, plan=plan, **self.norms, **self.reading)
+            return
+        ops.rope_write_kv(*written, block_size=self.reading["block_size"], **self.norms)
+        if self.rotated_weight is not None:
+            b.q.mul_(self.rotated_weight)
+        cache, tables = self.cache, batch.block_tables
+        if batch.stage is not None:
+            cache, tables = batch.stage.gather(self.cache), batch.stage.tables  # with what was just written
+        ops.paged_attention(b.q, cache, tables, *queries, sinks=self.sinks, plan=plan, **self.reading)
+
+    def _adjust(self, b: Buffers, batch: Batch) -> None:
+        """Changes of queries, keys and values before the rotation, each by itself or by its row."""
+        c = self.config
+        if c.qkv_clip is not None:
+            b.qkv.clamp_(-c.qkv_clip, c.qkv_clip)
         if self.whole_norms:
             for part, norm in zip(b.qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1), self.whole_norms, strict=False):
                 norm.apply(part, part)
-        written = (b.qkv, b.q, self.cache, batch.slots, batch.positions, self.cos_sin)
-        queries = (batch.context_lens, batch.query_start, b.attended, layer.scale)
-        plan = batch.plans.get(layer.sliding_window)
-        if batch.stage is None:
-            ops.rope_attention(*written, batch.block_tables, *queries, plan=plan, **self.norms, **self.reading)
-        else:
-            ops.rope_write_kv(*written, block_size=self.reading["block_size"], **self.norms)
-            blocks = batch.stage.gather(self.cache)  # with what was just written
-            ops.paged_attention(b.q, blocks, batch.stage.tables, *queries, plan=plan, **self.reading)
+        if self.temperature is not None:  # a rotation is linear: before it is as good as after it
+            b.qkv[:, : c.q_size].mul_(self.temperature[batch.positions])
 
     def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
         """The output of `b.attended`, added to the residual stream `b.hidden`, and normalised for what follows."""
         return self.out.into_norm(b.attended.flatten(1), b, add_norm)
+
+
+def _head_norms(config: DecoderConfig, weights: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Weights of the norms of queries and keys before the rotation, and what queries are multiplied by after it.
+
+    A rotation keeps a head's length, so that a norm after it may stand before it, but for its weights. Those of the
+    keys go to the queries, too: a score is the sum of products of both.
+    """
+    if config.qk_norm == "head":
+        return weights[0], weights[1], None
+    if config.qk_norm == "rotated head":
+        even = torch.ones_like(weights[0])
+        return even, even, weights[0].float() * weights[1].float()
+    return None, None, None

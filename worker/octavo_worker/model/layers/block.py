@@ -30,7 +30,7 @@ class Block:
     def kind(self) -> Hashable:
         """Equal to that of a block whose steps take the same kernels."""
         linears = tuple((type(linear), linear.forms, linear.nbytes) for linear in self.products().values())
-        return linears, *self.attention.reading.values()
+        return type(self), linears, self.attention.kind
 
     def forward(self, x: Input, b: Buffers, batch: Batch) -> Input:
         """The next block's input."""
@@ -45,3 +45,28 @@ class Block:
 
     def _after_attention(self, b: Buffers) -> Input:
         return self.mlp.into_norm(self.attention.into_norm(b, self.attention_end), b, self.mlp_end)
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelBlock(Block):
+    """Attention and MLP read the same norm of what enters the block; both outputs are added to it. `attention_end` has
+    no norm."""
+
+    def forward(self, x: Input, b: Buffers, batch: Batch) -> Input:
+        self._attend(x, b, batch)
+        return self._after_attention(b)
+
+    def forward_some(self, x: Input, b: Buffers, batch: Batch, rows: Tensor, chosen: Buffers) -> Input:
+        self._attend(x, b, batch)
+        chosen.normed = b.normed[rows]
+        return self._after_attention(b.select(rows, chosen))
+
+    def _attend(self, x: Input, b: Buffers, batch: Batch) -> None:
+        """The norm is stored: the sum with attention's output takes the place of what it is of."""
+        normed = x.materialise()
+        assert normed.data_ptr() == b.normed.data_ptr()
+        self.attention.attend(Input(normed, context=x.context), b, batch)
+
+    def _after_attention(self, b: Buffers) -> Input:
+        self.attention.into_norm(b, self.attention_end)
+        return self.mlp.into_norm(Input(b.normed, context=b.row_context), b, self.mlp_end)

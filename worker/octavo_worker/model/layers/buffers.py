@@ -12,7 +12,8 @@ from octavo_worker.model.config import DecoderConfig
 
 @dataclass(slots=True)
 class Buffers:
-    """One row a token. Every layer overwrites all of it but `hidden`."""
+    """One row a token. Every layer overwrites all of it but `hidden`. `up` and `activated` have room for the widest
+    MLP: `narrowed` is what another takes."""
 
     hidden: Tensor  # the residual stream
     normed: Tensor
@@ -36,12 +37,18 @@ class Buffers:
             qkv=buffer(config.q_size + 2 * config.kv_size),
             q=buffer(config.num_heads, config.head_dim),
             attended=buffer(config.num_heads, config.head_dim),
-            up=buffer(config.intermediate_size * (2 if config.gated else 1)),
-            activated=buffer(config.intermediate_size),
+            up=buffer(config.widest_mlp * (2 if config.gated else 1)),
+            activated=buffer(config.widest_mlp),
         )
 
     def first(self, rows: int) -> Buffers:
         return Buffers(*(getattr(self, field.name)[:rows] for field in fields(self) if field.name != "row_context"))
+
+    @staticmethod
+    def narrowed(buffer: Tensor, columns: int) -> Tensor:
+        """As many rows of so many columns, without gaps, in the same memory."""
+        rows, most = buffer.shape
+        return buffer if columns == most else buffer.view(-1)[: rows * columns].view(rows, columns)
 
     def select(self, rows: Tensor, chosen: Buffers) -> Buffers:
         """`chosen`, which has as many rows, with the hidden states and attention outputs of `rows`."""

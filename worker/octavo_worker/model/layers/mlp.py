@@ -32,25 +32,34 @@ class Mlp(Protocol):
 class GatedMlp:
     up: Linear  # rows: gate, up
     down: Linear
+    width: int
     activation: Gate
 
     def products(self) -> Mapping[str, Linear]:
         return {GATE_UP: self.up, "down": self.down}
 
     def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
-        activated = self.up.gated(x, self.activation, out=b.activated, scratch=b.up)
+        out, scratch = b.narrowed(b.activated, self.width), b.narrowed(b.up, 2 * self.width)
+        activated = self.up.gated(x, self.activation, out=out, scratch=scratch)
         return self.down.into_norm(activated, b, add_norm)
 
 
 @dataclass(frozen=True, slots=True)
 class PlainMlp:
+    """With `squared` activations each is multiplied by itself."""
+
     up: Linear
     down: Linear
+    width: int
     activation: Activation
+    squared: bool = False
 
     def products(self) -> Mapping[str, Linear]:
         return {"up": self.up, "down": self.down}
 
     def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
-        activated = ops.act(self.up.apply(x, b.up), self.activation, out=b.activated)
+        up, out = b.narrowed(b.up, self.width), b.narrowed(b.activated, self.width)
+        activated = ops.act(self.up.apply(x, up), self.activation, out=out)
+        if self.squared:
+            activated.mul_(activated)
         return self.down.into_norm(activated, b, add_norm)

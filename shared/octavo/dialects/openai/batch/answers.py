@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from octavo.dialects.events import on_one_line
+from octavo.dialects.ignored import Ignored
 from octavo.dialects.openai.problems import error_object, status_of
 from octavo.terms.errors import OctavoError
 
@@ -17,9 +18,11 @@ UNDONE = {
 """Code and message of a line that the end of its batch left undone, by the state of the batch."""
 
 
-def succeeded(line_id: str, custom_id: str, request_id: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The line of a request that has its answer."""
+def succeeded(line_id: str, custom_id: str, request_id: str, body: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
+    """The line of a request that has its answer. Fields of it that change nothing are named."""
     response = {"status_code": 200, "request_id": request_id, "body": body}
+    if ignored:
+        response["ignored"] = ignored.header()
     return {"id": line_id, "custom_id": custom_id, "response": response, "error": None}
 
 

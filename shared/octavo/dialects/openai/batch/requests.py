@@ -9,14 +9,16 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from octavo.dialects.ignored import Ignored
 from octavo.dialects.openai.answers import CompletedJob, answer
 from octavo.dialects.openai.batch.envelope import URLS
 from octavo.dialects.openai.problems import invalid_body
-from octavo.dialects.openai.requests import ENDPOINTS, ChatCompletionRequest, CompletionRequest
+from octavo.dialects.openai.requests import ENDPOINTS, TABLES, ChatCompletionRequest, CompletionRequest
 from octavo.dialects.openai.responses.events import ResponseLog
 from octavo.dialects.openai.responses.items import check_outputs, stored
 from octavo.dialects.openai.responses.record import Record
-from octavo.dialects.openai.responses.requests import ResponseRequest
+from octavo.dialects.openai.responses.requests import TABLE, ResponseRequest
+from octavo.dialects.sieve import sift
 from octavo.terms.batches import BatchUsage
 from octavo.terms.errors import InvalidRequest
 from octavo.terms.fields import MAX_BODY_BYTES
@@ -64,14 +66,22 @@ class LineRequest:
         return log.final
 
 
-def line_request(url: str, body: bytes | Mapping[str, Any], defaults: Mapping[str, Any]) -> LineRequest:
-    """The request of a line. `defaults` are those of fields that the body leaves out. Raises InvalidRequest, whatever
-    is wrong with the content."""
+def line_request(
+    url: str,
+    body: bytes | Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    ignored: Ignored,
+    *,
+    strict: bool = False,
+) -> LineRequest:
+    """The request of a line. `defaults` are those of fields that the body leaves out; `ignored` gets the names of those
+    that change nothing, `strict` refuses unknown ones. Raises InvalidRequest, whatever is wrong with the content."""
     if url not in URLS:
         raise InvalidRequest(f"url must be {' or '.join(URLS)}", code="url_mismatch", param="url")
     fields = _fields(body)
     given = {**defaults, **{name: value for name, value in fields.items() if name not in defaults or value is not None}}
     try:
+        sift(TABLES[ENDPOINTS[url]] if url in ENDPOINTS else TABLE, given, ignored, strict=strict)
         if url not in ENDPOINTS:
             return _of_response(ResponseRequest.model_validate(given))
         request = ENDPOINTS[url].model_validate(given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from octavo.dialects.openai.responses.items import Item
+from octavo.dialects.openai.responses.text_argument import arguments_of
 from octavo.terms.conversation import Message
 from octavo.terms.tools import ToolCall
 
@@ -21,7 +22,9 @@ def messages(instructions: str | None, items: Iterable[Item]) -> tuple[Message, 
                 turns.think(_joined(item["content"]))
             case "function_call":
                 turns.call(ToolCall(id=item["call_id"], name=item["name"], arguments=item["arguments"]))
-            case "function_call_output":
+            case "custom_tool_call":
+                turns.call(ToolCall(id=item["call_id"], name=item["name"], arguments=arguments_of(item["input"])))
+            case "function_call_output" | "custom_tool_call_output":
                 turns.returned(item["call_id"], item["output"])
             case "message" if item["role"] == "assistant":
                 turns.say(_joined(item["content"]))

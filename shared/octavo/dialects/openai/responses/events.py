@@ -7,6 +7,7 @@ from typing import Any
 from octavo.dialects.answer_parser import AnswerParser
 from octavo.dialects.openai.responses.output import Output
 from octavo.dialects.openai.responses.record import Record, response_id
+from octavo.dialects.openai.responses.tools import custom_tool, is_custom
 from octavo.terms.messages import Chunk, JobError, JobStatus, Terminal, Usage
 from octavo.terms.models import JobInfo
 from octavo.terms.tools import Tool, as_json
@@ -28,7 +29,8 @@ class ResponseLog:
         self._after = after
         self._number = 0
         self._events: list[Event] = []
-        self._output = Output(job_id, _parser(record, job_id), self._emit)
+        custom = {tool["name"] for tool in record.fields["tools"] if is_custom(tool)}
+        self._output = Output(job_id, _parser(record, job_id), self._emit, custom)
         self._finish_reason: str | None = None
         self._begun = False
         self.ended: Terminal | None = None
@@ -105,12 +107,14 @@ class ResponseLog:
 
 
 def _parser(record: Record, job_id: str) -> AnswerParser:
-    tools = [
-        Tool(name=tool["name"], parameters=as_json(tool["parameters"]))
-        for tool in record.fields["tools"]
-        if tool["parameters"] is not None
-    ]
+    tools = [_tool(tool) for tool in record.fields["tools"] if is_custom(tool) or tool["parameters"] is not None]
     return AnswerParser(job_id, tools, parallel=record.fields["parallel_tool_calls"])
+
+
+def _tool(shown: dict[str, Any]) -> Tool:
+    if is_custom(shown):
+        return custom_tool(shown["name"])
+    return Tool(name=shown["name"], parameters=as_json(shown["parameters"]))
 
 
 def status_now(info: JobInfo) -> str:

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from octavo.dialects.openai.fields import Body, Word
+from octavo.terms.conversation import refuse_medium
 from octavo.terms.errors import InvalidRequest
 from octavo.terms.tools import ToolName
 
@@ -21,9 +22,20 @@ _NEEDS = {
     "item_reference": ("id",),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
     "reasoning": (),
 }
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
 class ContentPart(Body):
@@ -34,6 +46,11 @@ class ContentPart(Body):
     refusal: str | None = None
     annotations: tuple[Any, ...] | None = None
     logprobs: tuple[Any, ...] | None = None
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_text(cls, kind: Any) -> Any:
+        return refuse_medium(kind)
 
     @model_validator(mode="after")
     def _has_its_text(self) -> Self:
@@ -54,7 +71,15 @@ class InputItem(Body):
     """A message, a call and what it returned, a thought, or a reference to an item of an earlier response. Thoughts
     that others have encrypted cannot be read, and are left out."""
 
-    type: Literal["message", "item_reference", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal[
+        "message",
+        "item_reference",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+    ] = "message"
     id: Word | None = None
     status: Word | None = None
     phase: Word | None = None
@@ -63,6 +88,7 @@ class InputItem(Body):
     call_id: Word | None = None
     name: ToolName | None = None
     arguments: str | None = None
+    input: str | None = None
     output: Content | None = None
     summary: Annotated[tuple[ContentPart, ...], Field(fail_fast=True)] | None = None
     encrypted_content: str | None = None
@@ -81,7 +107,9 @@ class InputItem(Body):
         match self.type:
             case "function_call":
                 fields = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
-            case "function_call_output":
+            case "custom_tool_call":
+                fields = {"call_id": self.call_id, "name": self.name, "input": self.input}
+            case "function_call_output" | "custom_tool_call_output":
                 fields = {"call_id": self.call_id, "output": _text(self.output)}
             case "reasoning":
                 thought = {"type": "reasoning_text", "text": _text(self.content)}
@@ -117,13 +145,13 @@ def check_outputs(items: Iterable[Item]) -> None:
     unanswered: Counter[str] = Counter()
     for item in items:
         call_id = item.get("call_id", "")
-        if item["type"] == "function_call":
+        if item["type"] in _CALLS:
             known.add(call_id)
             unanswered[call_id] += 1
-        elif item["type"] == "function_call_output":
+        elif item["type"] in _OUTPUTS:
             if not unanswered[call_id]:
                 found = "two outputs are given for the call" if call_id in known else "no call before it is"
-                message = f"{found} {call_id[:60]!r}: give each function_call one function_call_output, behind it"
+                message = f"{found} {call_id[:60]!r}: give each call one output, behind it"
                 raise InvalidRequest(message, code="invalid_value", param="input")
             unanswered[call_id] -= 1
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from octavo.dialects.answer_parser import AnswerParser
 from octavo.dialects.openai.logprobs import ToldLogprobs, chat_logprobs
 from octavo.dialects.openai.responses.items import Item, output_text
 from octavo.dialects.openai.responses.record import output_id
+from octavo.dialects.openai.responses.text_argument import TextArgument
 from octavo.dialects.parsing import CallDelta, ContentDelta, Delta, ReasoningDelta
 from octavo.terms.messages import Chunk, TokenLogprob
 
@@ -108,21 +109,51 @@ class _FunctionCall(_OpenItem):
         return {"type": "function_call", "id": self.id, "status": status, **names}
 
 
+class _CustomCall(_OpenItem):
+    kind = "ctc"
+
+    def __init__(self, job_id: str, index: int, emit: Emit, call: CallDelta) -> None:
+        super().__init__(job_id, index, emit)
+        self._call_id, self._name = call.id, call.name
+        self._argument = TextArgument()
+        self._begun(self._item("in_progress", ""))
+
+    def add(self, arguments: str) -> None:
+        self._say(self._argument.add(arguments))
+
+    def end(self, status: str) -> Item:
+        self._say(self._argument.end())
+        text = "".join(self._pieces)
+        self._tell("response.custom_tool_call_input.done", input=text)
+        return self._ended(self._item(status, text))
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+            self._tell("response.custom_tool_call_input.delta", delta=text)
+
+    def _item(self, status: str, text: str) -> Item:
+        names = {"call_id": self._call_id, "name": self._name, "input": text}
+        return {"type": "custom_tool_call", "id": self.id, "status": status, **names}
+
+
 class Output:
-    """All items of one response. `emit` is called for each event, with its type and its fields.
+    """All items of one response. `emit` is called for each event, with its type and its fields. `custom` are the names
+    of tools whose calls are texts.
 
     The text is parsed token by token, so where chunks begin and end changes no event.
     """
 
-    def __init__(self, job_id: str, parser: AnswerParser, emit: Emit) -> None:
+    def __init__(self, job_id: str, parser: AnswerParser, emit: Emit, custom: Collection[str] = ()) -> None:
         self.items: list[Item] = []
         self._told = ToldLogprobs()
         self.reasoning_tokens = 0
         self._job_id = job_id
         self._emit = emit
         self._parser = parser
+        self._custom = custom
         self._is_parsed = self._opened = False
-        self._open: _Message | _Thought | _FunctionCall | None = None
+        self._open: _Message | _Thought | _FunctionCall | _CustomCall | None = None
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text is still to come
 
     def add(self, chunk: Chunk) -> None:
@@ -173,8 +204,9 @@ class Output:
                 self._open.add(text)
             case CallDelta(_, _, name, arguments):
                 if name is not None:
-                    self._open = _FunctionCall(self._job_id, self._next(), self._emit, delta)
-                if arguments and isinstance(self._open, _FunctionCall):
+                    kind = _CustomCall if name in self._custom else _FunctionCall
+                    self._open = kind(self._job_id, self._next(), self._emit, delta)
+                if arguments and isinstance(self._open, _FunctionCall | _CustomCall):
                     self._open.add(arguments)
 
     def _next(self) -> int:

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from octavo.dialects.openai.fields import Arguments, Body, Word
+from octavo.dialects.elsewhere import ELSEWHERE
+from octavo.dialects.field_table import Dropping, FieldTable
+from octavo.dialects.openai.fields import NO_LIMIT, Body, Word
 from octavo.dialects.openai.responses.conversation import messages
+from octavo.dialects.openai.responses.fields import HINTS, REFUSED
 from octavo.dialects.openai.responses.items import InputItem, Item
 from octavo.dialects.openai.responses.record import Record
 from octavo.dialects.openai.responses.text import TextOptions
 from octavo.dialects.openai.responses.tools import Choice, Tools, chosen, offered
 from octavo.dialects.openai.sampled import SampledBody
-from octavo.dialects.openai.tools import arguments_of_effort
+from octavo.dialects.openai.thinking import EffortFields
 from octavo.terms.fields import MAX_TOP_LOGPROBS
 from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingDefaults
 from octavo.terms.tools import check_tools
 
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
-def _refused(advice: str) -> Any:
-    """The type of a field that may be null only; `advice` says what to do instead."""
 
-    def refuse(value: Any) -> Any:
-        if value is not None:
-            raise PydanticCustomError("not_supported", "{advice}", {"advice": advice})
-        return value
-
-    return Annotated[None, BeforeValidator(refuse)]
+def _not_included(name: Any) -> str | None:
+    """The name of an extra that belongs to tools which a server would run."""
+    return name if isinstance(name, str) and name not in get_args(Included) else None
 
 
 class Reasoning(Body):
@@ -41,12 +40,12 @@ class Reasoning(Body):
 
 
 class StreamOptions(Body):
-    """Events are never padded."""
+    """Events are never padded, whatever is asked."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
-class ResponseRequest(SampledBody):
+class ResponseRequest(EffortFields, SampledBody):
     """`POST /v1/responses`. Without `max_output_tokens` the answer ends where the model ends it or the context is
     full."""
 
@@ -56,17 +55,12 @@ class ResponseRequest(SampledBody):
     )
     instructions: str | None = None
     previous_response_id: Word | None = None
-    max_output_tokens: int | None = Field(None, ge=1, le=1 << 24)
+    max_output_tokens: Annotated[int | None, NO_LIMIT] = Field(None, ge=1, le=1 << 24)
     stream: bool = False
     stream_options: StreamOptions | None = None
     background: bool | None = None
     store: bool | None = None
-    include: (
-        Annotated[
-            tuple[Literal["message.output_text.logprobs", "reasoning.encrypted_content"], ...], Field(fail_fast=True)
-        ]
-        | None
-    ) = None
+    include: Annotated[tuple[Included, ...], Dropping(_not_included), Field(fail_fast=True)] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     text: TextOptions | None = None
     tools: Tools | None = None
@@ -74,16 +68,12 @@ class ResponseRequest(SampledBody):
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = Field(None, ge=0)
     reasoning: Reasoning | None = None
-    thinking_token_budget: int | None = Field(None, ge=0, le=1 << 24)
-    chat_template_kwargs: Arguments | None = None
     truncation: Literal["disabled"] | None = None
     service_tier: Word | None = None
     user: Word | None = None
     safety_identifier: Word | None = None
     prompt_cache_key: Word | None = None
     prompt_cache_retention: Word | None = None
-    conversation: _refused("name the response before it as previous_response_id") = None  # type: ignore[valid-type]
-    prompt: _refused("send the text as instructions and input") = None  # type: ignore[valid-type]
 
     @field_validator("tool_choice")
     @classmethod
@@ -108,29 +98,33 @@ class ResponseRequest(SampledBody):
     def is_stored(self) -> bool:
         return self.store is not False
 
-    def record(self, items: Sequence[Item], created_at: int) -> Record:
-        """The record of the response. `items` are all that go in, those of earlier responses first."""
-        return Record(created_at=created_at, fields=self._fields(), items=list(items))
+    def record(self, items: Sequence[Item], created_at: int, defaults: SamplingDefaults | None = None) -> Record:
+        """The record of the response. `items` are all that go in, those of earlier responses first. `defaults` are the
+        model's, which it shows where the request says nothing."""
+        fields = self._fields((defaults or SamplingDefaults()).all())
+        return Record(created_at=created_at, fields=fields, items=list(items))
 
     def job(self, record: Record) -> JobRequest:
         """The job that answers. Raises ValidationError."""
-        wants_logprobs = self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
+        wants_logprobs = bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
         sampling = self._sampling(
             max_tokens=self.max_output_tokens, logprobs=(self.top_logprobs or 0) if wants_logprobs else None
         )
-        effort = self.reasoning.effort if self.reasoning else None
         return self._job(
             sampling,
             messages=messages(self.instructions, record.items),
             tools=offered(self.tools or (), self.tool_choice),
             tool_choice=chosen(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            chat_template_kwargs={**arguments_of_effort(effort), **(self.chat_template_kwargs or {})},
+            chat_template_kwargs=self.template_arguments(),
             parsed=True,
             grammar=self.text.format.grammar if self.text and self.text.format else None,
         )
 
-    def _fields(self) -> dict[str, Any]:
+    def _said_otherwise(self) -> list[tuple[str, bool | str | None]]:
+        return [("reasoning.effort", self.reasoning.effort if self.reasoning else None)]
+
+    def _fields(self, defaults: Mapping[str, float]) -> dict[str, Any]:
         sampling = self._sampling(max_tokens=self.max_output_tokens)
         effort = self.reasoning.effort if self.reasoning else None
         choice = self.tool_choice
@@ -142,8 +136,8 @@ class ResponseRequest(SampledBody):
             "max_tool_calls": self.max_tool_calls,
             "background": bool(self.background),
             "store": self.is_stored,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            "temperature": defaults["temperature"] if self.temperature is None else self.temperature,
+            "top_p": defaults["top_p"] if self.top_p is None else self.top_p,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "top_logprobs": self.top_logprobs or 0,
@@ -159,3 +153,7 @@ class ResponseRequest(SampledBody):
             "safety_identifier": self.safety_identifier,
             "prompt_cache_key": self.prompt_cache_key,
         }
+
+
+TABLE = FieldTable.of(ResponseRequest, HINTS, ELSEWHERE, REFUSED)
+"""Classes of the fields."""

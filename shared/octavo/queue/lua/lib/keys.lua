@@ -1,15 +1,16 @@
 -- All keys of a cell carry the hash tag of its prefix P:
---   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft
---                                body att bytes est cost seed meta err use pg idem ret run eps ls bt
+--   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
+--                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
 --                                it, worker, stop mark, subscribers, deadline, start-by limit and
 --                                the time it leaves, digest of what its latest worker serves, times created/started/
---                                finished in ms, request, attachment, size of both, estimated prompt tokens,
+--                                finished in ms, the alias by which its model was asked for, request, attachment, size of both, estimated prompt tokens,
 --                                fair-queue cost, seed, metadata, error, tokens used, progress, idempotency key, retention, run of the
 --                                server that accepted it, which claim wrote which tokens: both if it has several
---                                sequences; length of its lease in ms; batch, place and index of its line)
+--                                sequences; length of its lease in ms; there once it was erased; batch, place and index
+--                                of its line)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
@@ -38,6 +39,8 @@
 --   P:chat:<tenant>:<id>  STRING the latest job of a chat (expires)
 --   P:pins:<model>        HASH   prefixes to keep resident, by "<tenant>:<name>"
 --   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
+--   P:traits              HASH   what else is known of models, by name
+--   P:aliases             HASH   other names of models: "<model> <worker that announces it>..." by alias
 --   P:f:<id>              HASH   tn name purp bytes sha ct exp uses (tenant, name, purpose, size, SHA-256, times created and
 --                                of expiry in ms, batches that read it)
 --   P:files  P:fx         ZSET   all files as P:jobs has jobs; by the ms at which they expire

@@ -44,7 +44,15 @@ class Reader:
         whole = self.empty(sum(matrix.held_rows))
         for part, target in zip(matrix.parts, whole.split(matrix.held_rows), strict=True):
             self.source.read(f"{part.names[0]}.bias", target, cut=part.bias_cut)
-        return whole
+        return self.ordered(whole, matrix)
+
+    def ordered(self, stored: Tensor, matrix: Matrix) -> Tensor:
+        """Rows of all parts in the order in which the model computes them."""
+        order = matrix.row_order(self.device)
+        if order is None:
+            return stored
+        self.source.wait()
+        return stored[order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class Held:
 class Matrix:
     """A matrix of the model: `names` of the parts that it is stacked from, without `.weight` and `.bias`, and the
     `rows` of each. A `transposed` one is stored `[depth, rows]`. Of a model on several ranks a Linear has what is
-    `held` of it."""
+    `held` of it. `orders` has for each part the stored place of each row of a head, None where rows stay as they are;
+    empty: all parts do."""
 
     names: Sequence[str]
     rows: Sequence[int]
@@ -68,18 +77,30 @@ class Matrix:
     biased: bool = False
     transposed: bool = False
     held: Held | None = None
+    orders: Sequence[Sequence[int] | None] = ()
 
     @property
     def parts(self) -> list[Matrix]:
         """Each part as a matrix of its own."""
         held = [None] * len(self.names) if self.held is None else [Held([r], self.held.depth) for r in self.held.rows]
-        each = zip(self.names, self.rows, held, strict=True)
-        return [Matrix([name], [rows], self.depth, self.biased, self.transposed, part) for name, rows, part in each]
+        each = zip(self.names, self.rows, held, self.orders or [None] * len(self.names), strict=True)
+        return [
+            Matrix([name], [rows], self.depth, self.biased, self.transposed, part, () if order is None else [order])
+            for name, rows, part, order in each
+        ]
 
     @property
     def held_rows(self) -> list[int]:
         """Rows held of each part."""
         return list(self.rows) if self.held is None else [sum(map(len, ranges)) for ranges in self.held.rows]
+
+    def row_order(self, device: torch.device) -> Tensor | None:
+        """The stored place of each row that is held, among these; None: they stay as they are."""
+        if not self.orders:
+            return None
+        starts = accumulate(self.held_rows, initial=0)
+        places = [_places(*each) for each in zip(starts, self.held_rows, self.orders, strict=False)]
+        return torch.cat(places).to(device)
 
     @property
     def held_depth(self) -> int:
@@ -99,6 +120,14 @@ class Matrix:
     @property
     def bias_cut(self) -> Cut | None:
         return None if (cut := self.cut) is None else Cut(cut.shape[:1], cut.rows)
+
+
+def _places(start: int, rows: int, order: Sequence[int] | None) -> Tensor:
+    """The order repeated for each head of `rows`, which begin at `start`."""
+    if order is None:
+        return torch.arange(start, start + rows)
+    heads = torch.arange(start, start + rows, len(order))
+    return (heads[:, None] + torch.tensor(order)).flatten()
 
 
 class Format(Protocol):

@@ -44,11 +44,18 @@ def cut_weight(name: str, weight: QuantisedWeight, cut: Cut | None) -> Quantised
             scales, zeros = scales[groups], None if zeros is None else zeros[groups]
         else:
             scheme = scheme._replace(group=len(columns))
+    return in_order(QuantisedWeight(scheme, codes.view(weight.codes.dtype), scales, zeros, weight.order), rows)
+
+
+def in_order(weight: QuantisedWeight, rows: Tensor | None) -> QuantisedWeight:
+    """The weight with its `rows` in that order; None: as it is."""
+    if rows is None:
+        return weight
     return QuantisedWeight(
-        scheme,
-        codes[rows].view(weight.codes.dtype),
-        _columns(scales, rows),
-        None if zeros is None else _columns(zeros, rows),
+        weight.scheme,
+        weight.codes.view(torch.uint8)[rows].view(weight.codes.dtype),
+        _columns(weight.scales, rows),
+        None if weight.zeros is None else _columns(weight.zeros, rows),
         weight.order,
     )
 
@@ -62,6 +69,8 @@ def tensor_cuts(tensors: Mapping[str, tuple[Place, Mapping[str, int]]], cut: Cut
     cuts = {}
     for ending, (place, axes) in tensors.items():
         if "groups" in axes and not cut.has_whole_rows:
+            return None
+        if len(place.shape) > len(cut.shape):
             return None
         if not (axes.keys() & along.keys()) or not place.shape:
             continue

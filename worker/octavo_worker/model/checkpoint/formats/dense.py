@@ -15,7 +15,7 @@ class DenseFormat:
         weight = reader.empty(sum(matrix.held_rows), matrix.held_depth)
         read_parts(matrix, reader, weight)
         bias = reader.bias(matrix) if matrix.biased else None
-        return Dense(weight, bias, reader.products)
+        return Dense(reader.ordered(weight, matrix), bias, reader.products)
 
 
 def read_parts(matrix: Matrix, reader: Reader, weight: Tensor) -> None:

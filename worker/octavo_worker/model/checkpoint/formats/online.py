@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -20,18 +21,18 @@ from octavo_worker.model.layers.quantised import Quantised
 class OnlineFormat:
     """Reads each matrix into one buffer and quantises it from there, so that no more than the largest of them is held
     beside the model. A rank's rows are quantised by themselves, of a range of the depth the whole matrix is: scales are
-    those of whole rows. The `head` stays as it is: it is often the embedding's table, and its errors reach the logits
-    unweakened."""
+    those of whole rows. The head, whose name is one of `heads`, stays as it is: it is often the embedding's table, and
+    its errors reach the logits unweakened."""
 
-    def __init__(self, kind: OnlineQuantization, head: str) -> None:
+    def __init__(self, kind: OnlineQuantization, heads: Sequence[str]) -> None:
         self._kind = kind
-        self._head = head
+        self._heads = heads
         self._dense = DenseFormat()
         self._buffer = torch.empty(0)
 
     def scheme(self, matrix: Matrix) -> Scheme | None:
         """How a matrix is to be stored; None: as it is."""
-        return None if list(matrix.names) == [self._head] else scheme_of(self._kind, matrix.depth)
+        return None if matrix.names[0] in self._heads else scheme_of(self._kind, matrix.depth)
 
     def linear(self, matrix: Matrix, reader: Reader) -> Linear:
         if self.scheme(matrix) is None:
@@ -47,7 +48,7 @@ class OnlineFormat:
         read_parts(read, reader, weight)
         bias = reader.bias(matrix) if matrix.biased else None
         reader.source.wait()
-        made = quantised(weight, self._kind)
+        made = quantised(reader.ordered(weight, read), self._kind)
         if read is not matrix:
             made = cut_weight(matrix.names[0], made, cut)
         return Quantised(ops.pack(made), bias, reader.products, reader.dtype)

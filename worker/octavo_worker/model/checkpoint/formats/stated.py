@@ -16,7 +16,11 @@ def stated_quantisation(folder: Path) -> dict[str, Any] | None:
     """`quantization_config` of config.json, of its text part, or else the file beside it; None: there is none. Raises
     `CheckpointError` for one that is no object."""
     config = _read(folder / "config.json")
-    stated = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    stated = (
+        config.get("quantization_config")
+        or (config.get("text_config") or {}).get("quantization_config")
+        or config.get("quantization")  # MLX's name
+    )
     if stated:
         if not isinstance(stated, dict):
             raise CheckpointError(f"{folder / 'config.json'} has a quantization_config that is no object.")

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.products.weights import Codes, QuantisedWeight, Scheme
 from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
-from octavo_worker.model.checkpoint.formats.cuts import cut_weight, tensor_cuts
+from octavo_worker.model.checkpoint.formats.cuts import cut_weight, in_order, tensor_cuts
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.header import KINDS, Place
 from octavo_worker.model.checkpoint.source import Cut
@@ -25,7 +25,7 @@ from octavo_worker.model.layers.quantised import Quantised
 SCALES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD = "lm_head"
 """The only matrix outside the layers: most methods leave it as it is."""
-UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "activation_scale")
+UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "input_scale_ub", "activation_scale")
 """Scales of activations that the checkpoint's authors measured: octavo measures each token's."""
 
 
@@ -203,6 +203,7 @@ def _quantised(weight: QuantisedWeight, matrix: Matrix, parts: Sequence[Part], r
     bias = reader.bias(matrix) if matrix.biased else None
     if not matrix.biased:
         _skip_zero_bias(parts, reader)
+    weight = in_order(weight, matrix.row_order(reader.device))
     try:
         return Quantised(ops.pack(weight), bias, reader.products, reader.dtype)
     except ValueError as error:

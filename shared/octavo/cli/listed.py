@@ -1,0 +1,45 @@
+"""The commands as their list has them, before any of them is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_COMPUTING = ("pydantic_settings", "torch", "transformers", "octavo_kernels")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A command: the beginning of its help, and where it is. Without a module it is an entry point of a package that
+    may be missing; `needs` are the modules that it cannot do without."""
+
+    line: str
+    module: str = ""
+    attribute: str = ""
+    needs: tuple[str, ...] = ()
+
+
+LISTED = {
+    "up": Listed("Start server, gateway and workers on this machine and stay up until Ctrl-C.", "octavo.cli.up", "up"),
+    "run": Listed("Submit a prompt and stream the answer.", "octavo.cli.run", "run"),
+    "jobs": Listed("List, show, follow, cancel and requeue jobs.", "octavo.cli.jobs", "app"),
+    "batch": Listed("Files of requests: run one from here, or have the service run it.", "octavo.cli.batch", "app"),
+    "prefix": Listed("Keep named prefixes in the KV memory of workers.", "octavo.cli.prefix", "app"),
+    "top": Listed("Show queue depth, workers, KV cache and tokens a second.", "octavo.cli.top", "top"),
+    "workers": Listed("List the workers with a live heartbeat.", "octavo.cli.workers", "workers"),
+    "doctor": Listed("Check this machine; say for each problem what to do next.", "octavo.cli.doctor", "doctor"),
+    "demo": Listed(
+        "Start everything on the bundled model, stream answers, kill a worker in mid-answer.",
+        *("octavo.cli.demo", "demo"),
+    ),
+    "gateway": Listed(
+        "Serve the HTTP API: jobs, OpenAI-style endpoints, metrics, documentation.",
+        needs=("fastapi", "uvicorn", "pydantic_settings"),
+    ),
+    "clerk": Listed(
+        "Work on batches: validate, submit, collect, finish.",
+        needs=("pydantic_settings", "prometheus_client"),
+    ),
+    "worker": Listed("Run a worker: claim jobs, generate, stream the tokens.", needs=_COMPUTING),
+    "bench": Listed("Measure the engine alone, or the whole service.", needs=_COMPUTING),
+}
+"""In the order of the list."""

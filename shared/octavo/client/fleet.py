@@ -1,0 +1,104 @@
+"""Questions of a client about the fleet: models, workers, what they keep, and what waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+
+import redis.asyncio
+
+from octavo.client.pins import announce, build_pin, drop_pin, list_pins, store_pin
+from octavo.client.requests import Prompt
+from octavo.client.submissions import Submissions
+from octavo.queue.connection import answered, errors_of
+from octavo.queue.fleet import known_models, live_workers, queue_depths
+from octavo.queue.keys import Keys
+from octavo.queue.questions import Questions
+from octavo.terms.messages import TokenizerAnswer
+from octavo.terms.models import JobRequest
+from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo, WorkerMemory
+
+
+class FleetQueries:
+    """The part of `AsyncClient` that is about no job of its own."""
+
+    _url: str
+    _tenant: str
+    _keys: Keys
+    _redis: redis.asyncio.Redis
+    _submissions: Submissions
+    _questions: Questions
+
+    async def models(self) -> list[ModelCard]:
+        """All models that jobs are accepted for, by name."""
+        async with self._asking():
+            return await known_models(self._redis, self._keys)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """All workers whose heartbeat is fresh, by id."""
+        async with self._asking():
+            return await live_workers(self._redis, self._keys)
+
+    async def worker_memory(self, worker_id: str) -> WorkerMemory:
+        """A worker's KV memory now: it is asked, which costs its engine 0.6 ms for 8,000 blocks. Raises WorkerNotFound,
+        also for one that does not answer within three seconds, such as one that loads its model."""
+        async with self._asking():
+            return await self._questions.memory(worker_id)
+
+    async def tokenize(self, request: JobRequest) -> TokenizerAnswer:
+        """The tokens of the prompt that a job would have, from any worker of its model. Raises InvalidRequest, and
+        WorkerNotFound if none answers."""
+        async with self._asking():
+            return await self._questions.tokenize(request)
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """The text of token ids. Raises as `tokenize` does."""
+        async with self._asking():
+            return (await self._questions.detokenize(model, token_ids)).text
+
+    async def pin_prefix(
+        self,
+        name: str,
+        *,
+        model: str,
+        system: str | None = None,
+        prompt: Prompt | None = None,
+        tenant: str | None = None,
+    ) -> PrefixPin:
+        """Have every worker of a model keep a prefix in its KV memory, also those that start later, in place of the one
+        that the tenant had under this name: the `system` message of chat requests, or the beginning of prompts (text or
+        token ids). Jobs of this tenant find it; `pins` tells what each worker made of it. Raises InvalidRequest,
+        UnknownModel."""
+        pin = build_pin(name, model, tenant or self._tenant, system, prompt)
+        async with self._asking():
+            pin = await store_pin(self._redis, self._keys, pin)
+            await announce(self._redis, self._keys, pin.model)
+        return pin
+
+    async def unpin_prefix(self, name: str, *, model: str, tenant: str | None = None) -> bool:
+        """Leave a pinned prefix to the cache again. Whether there was one."""
+        async with self._asking():
+            dropped = await drop_pin(self._redis, self._keys, model, tenant or self._tenant, name)
+            await announce(self._redis, self._keys, model)
+        return dropped
+
+    async def pins(self, model: str | None = None) -> list[PinnedPrefix]:
+        """The pinned prefixes of a model, or of all, with what has become of them on each live worker."""
+        models = [model] if model is not None else [card.name for card in await self.models()]
+        workers = await self.workers()
+        async with self._asking():
+            return await list_pins(self._redis, self._keys, models, workers)
+
+    async def queue_depths(self) -> dict[str, int]:
+        """Jobs that wait, by model; 0 for a model whose queue is empty."""
+        async with self._asking():
+            return await queue_depths(self._redis, self._keys)
+
+    @asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        with self._errors():
+            async with answered():
+                yield
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return errors_of(self._url, self._submissions.note_outage)
