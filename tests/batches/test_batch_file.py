@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.dialects.ignored import Ignored
 from octavo.dialects.openai.answers import CompletedJob
 from octavo.dialects.openai.batch.answers import is_success, rejected, succeeded, undone
 from octavo.dialects.openai.batch.envelope import FileCheck, Lines, open_envelope
@@ -122,7 +123,7 @@ def test_offsets_say_where_lines_lie_however_the_file_is_cut(parts: list[bytes],
 
 def refusal(body: Any, url: str = CHAT) -> OctavoError:
     with pytest.raises(InvalidRequest) as found:
-        line_request(url, json.dumps(body).encode() if not isinstance(body, bytes) else body, {})
+        line_request(url, json.dumps(body).encode() if not isinstance(body, bytes) else body, {}, Ignored())
     return found.value
 
 
@@ -146,7 +147,7 @@ def test_content_is_what_the_endpoint_would_say() -> None:
 )
 def test_every_endpoint_answers_in_one_piece(url: str, fields: dict[str, Any], jobs: int) -> None:
     envelope = open_envelope(line(url=url, body={"model": "m", **fields}))
-    request = line_request(envelope.url, bytes(envelope.body), {})
+    request = line_request(envelope.url, bytes(envelope.body), {}, Ignored())
     assert len(request.jobs) == jobs
     ended = [
         CompletedJob(

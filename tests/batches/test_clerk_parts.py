@@ -13,6 +13,7 @@ from clerks import encoded, line, working
 from waiting import STALL_S, until
 
 from octavo.client.batches import BatchClient
+from octavo.dialects.ignored import Ignored
 from octavo.dialects.openai.batch.requests import line_request
 from octavo.queue import wire
 from octavo.queue.protocol import Append
@@ -151,7 +152,7 @@ def test_a_line_is_undone_where_the_batch_is_why(
     fields: dict[str, Any], status: JobStatus, batch_is: str | None, expected: str | None
 ) -> None:
     body = {"model": "m", "prompt": "x", **fields}
-    asked = Line("a", line_request("/v1/completions", body, {}))
+    asked = Line("a", line_request("/v1/completions", body, {}, Ignored()))
     assert _undone(asked, [Outcome(status=JobStatus.COMPLETED), Outcome(status=status)], batch_is) == expected
 
 

@@ -18,7 +18,7 @@ from octavo.service.clerk.pace import Pace
 from octavo.service.clerk.submission import Submission
 from octavo.service.storage.interface import NotStored
 from octavo.terms.batches import BatchInfo, BatchStatus, LineError
-from octavo.terms.errors import OctavoError, QueueFull, ServerUnavailable, StorageUnavailable
+from octavo.terms.errors import OctavoError, QueueFull, ServerUnavailable, StorageUnavailable, UnknownModel
 from octavo.terms.fields import Priority
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _RECHECK_ENDING_S = 2.0  # of a batch whose jobs are to end
 _HARVEST_S = (1.0, 60.0)  # between two parts, the longer the batch takes
 _PARTS_WANTED = 500
 _PATIENCE_S = 2.0  # before what was refused is tried again
-_PROBLEMS = (ServerUnavailable, StorageUnavailable, QueueFull, NotStored, Moved)
+_PROBLEMS = (ServerUnavailable, StorageUnavailable, QueueFull, UnknownModel, NotStored, Moved)
 
 
 class Work:
