@@ -184,6 +184,9 @@ def test_a_rejected_line_has_status_and_body_under_response() -> None:
     for error, status in statuses.items():
         assert rejected("i", "c", "r", error)["response"]["status_code"] == status
     assert not is_success(rejection)
-    assert is_success(succeeded("i", "c", "r", {}))
+    ignored = Ignored()
+    assert is_success(succeeded("i", "c", "r", {}, ignored))
+    ignored.add("user_hint")
+    assert succeeded("i", "c", "r", {}, ignored)["response"]["ignored"] == "user_hint"
     late = undone("i", "c", "expired")
     assert (late["response"], late["error"]["code"], is_success(late)) == (None, "batch_expired", False)
