@@ -17,6 +17,7 @@ from octavo.service.ports import refusal
 from octavo.terms.errors import ServerUnavailable
 from octavo.terms.problems import in_words
 from octavo_gateway.auth import Keyring
+from octavo_gateway.files.beside import start_clerk
 from octavo_gateway.http.protocol import raise_file_limit
 from octavo_gateway.logs import log_config
 from octavo_gateway.settings import GatewaySettings
@@ -47,6 +48,8 @@ def gateway(**given: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="octavo-metrics-") as metrics:
         if settings.workers > 1:
             os.environ[MULTIPROCESS_DIR] = metrics
+        if settings.files is not None and settings.clerk:
+            start_clerk()
         _serve(settings)
 
 

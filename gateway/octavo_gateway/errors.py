@@ -16,21 +16,15 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from octavo.dialects.openai.problems import invalid_body, problem
+from octavo.dialects.openai.problems import error_object, invalid_body, problem, status_of
 from octavo.terms.errors import (
     Busy,
-    GrammarError,
-    IdempotencyConflict,
-    InvalidRequest,
     JobFailed,
-    JobNotFound,
     MalformedMessage,
     NoSecret,
     OctavoError,
     QueueFull,
     ServerUnavailable,
-    UnknownModel,
-    WorkerNotFound,
     shortened,
 )
 from octavo.terms.messages import JobError, JobStatus
@@ -69,21 +63,6 @@ UNAVAILABLE = "the queue is not available: try again; the log of the gateway say
 CLIENT_CLOSED_REQUEST = 499
 """Status in logs and metrics where the client left before the answer."""
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
-    (UnknownModel, 404),
-    (GrammarError, 400),
-    (InvalidRequest, 400),
-    (MalformedMessage, 500),  # stored by a worker or damaged since; a client's own bytes are an InvalidRequest
-    (JobNotFound, 404),
-    (WorkerNotFound, 404),
-    (IdempotencyConflict, 409),
-    (QueueFull, 429),
-    (NoSecret, 501),
-    (ServerUnavailable, 503),
-    (Busy, 503),
-)
-
 
 class ClientGone(Exception):
     """The client closed its connection: an answer has no reader."""
@@ -109,8 +88,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return error_object(self.status, self.message, code=self.code, param=self.param)
 
     def response(self, scope: Mapping[str, Any]) -> JSONResponse:
         """The answer to the request of an ASGI scope, in the shape that its client reads."""
@@ -122,7 +100,7 @@ def of_octavo(error: OctavoError) -> ApiError:
     """The HTTP error for an error of the client library."""
     if isinstance(error, JobFailed):
         return of_job(JobStatus(error.status), JobError(code=error.code, message=error.message, param=error.param))
-    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+    status = status_of(error)
     headers = {}
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
@@ -137,13 +115,10 @@ def of_octavo(error: OctavoError) -> ApiError:
 
 
 def of_job(status: JobStatus, error: JobError | None) -> ApiError:
-    """The HTTP error for a job that ended without completing.
-
-    A worker names a `param` when the request itself is at fault, such as a prompt longer than the context.
-    """
+    """The HTTP error for a job that ended without completing."""
     if error is None:
         error = JobError(code=status.value, message=f"the job ended as {status.value}: submit it again if you want it")
-    http = {JobStatus.CANCELLED: 409, JobStatus.EXPIRED: 504}.get(status, 400 if error.param else 500)
+    http = status_of(JobFailed(error.message, status.value, error.code, error.param))
     # Clients retry 409 and 5xx by themselves; this job had all its attempts already.
     return ApiError(http, error.message, code=error.code, param=error.param, headers={"x-should-retry": "false"})
 

@@ -16,6 +16,8 @@ _EXAMPLES_OF_PATHS = {
     "chat_id": "chat-1",
     "name": "demo",
     "worker_id": "host-4711-1f2e3d",
+    "file_id": "file-01ARZ3NDEKTSV4RRFFQ69G5FAV",
+    "batch_id": "batch_01ARZ3NDEKTSV4RRFFQ69G5FAV",
 }
 
 
@@ -92,6 +94,25 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("delete", "/v1/responses/{response_id}"): Operation("deleteResponse", "Delete a response"),
     ("post", "/v1/responses/{response_id}/cancel"): Operation("cancelResponse", "Cancel a response"),
     ("get", "/v1/responses/{response_id}/input_items"): Operation("listInputItems", "List a response's input"),
+    ("post", "/v1/files"): Operation("createFile", "Upload a file"),
+    ("get", "/v1/files"): Operation("listFiles", "List files"),
+    ("get", "/v1/files/{file_id}"): Operation("retrieveFile", "Look at a file"),
+    ("delete", "/v1/files/{file_id}"): Operation("deleteFile", "Delete a file"),
+    ("get", "/v1/files/{file_id}/content"): Operation("downloadFile", "Download a file's content"),
+    ("post", "/v1/batches"): Operation(
+        "createBatch",
+        "Create a batch",
+        {
+            "a day": {
+                "input_file_id": "file-01ARZ3NDEKTSV4RRFFQ69G5FAV",
+                "endpoint": "/v1/chat/completions",
+                "completion_window": "24h",
+            }
+        },
+    ),
+    ("get", "/v1/batches"): Operation("listBatches", "List batches"),
+    ("get", "/v1/batches/{batch_id}"): Operation("retrieveBatch", "Look at a batch"),
+    ("post", "/v1/batches/{batch_id}/cancel"): Operation("cancelBatch", "Cancel a batch"),
     ("get", "/v1/models"): Operation("listModels", "List models"),
     ("get", "/v1/models/{name}"): Operation("getModel", "Look at a model"),
     ("post", "/v1/chat"): Operation(

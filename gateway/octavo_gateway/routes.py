@@ -11,6 +11,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.routing import BaseRoute
 
 from octavo.dialects.anthropic.body import CountRequest, MessagesRequest
+from octavo.dialects.openai.batch.objects import BatchRequest
 from octavo.dialects.openai.requests import ChatCompletionRequest, CompletionRequest
 from octavo.dialects.openai.responses.requests import ResponseRequest
 from octavo.dialects.ui.body import UiChatRequest
@@ -18,6 +19,8 @@ from octavo.terms.models import JobRequest
 from octavo_gateway import tokenizer
 from octavo_gateway.anthropic import routes as anthropic
 from octavo_gateway.durable import routes as durable
+from octavo_gateway.files import batches
+from octavo_gateway.files import routes as files
 from octavo_gateway.http.body import add_schemas
 from octavo_gateway.jobs import routes as jobs
 from octavo_gateway.jobs import tokens
@@ -29,10 +32,13 @@ from octavo_gateway.status import health, workers
 from octavo_gateway.tokenizer import DetokenizeRequest, TokenizeRequest
 from octavo_gateway.ui import routes as ui
 
-_PARTS = (jobs, tokens, durable, chat, completions, responses, models, ui, anthropic, tokenizer, workers, health, pages)
+_PARTS = (
+    *(jobs, tokens, durable, chat, completions, responses, files, batches, models),
+    *(ui, anthropic, tokenizer, workers, health, pages),
+)
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
-    *(TokenizeRequest, DetokenizeRequest, ResponseRequest, TokenRequest),
+    *(TokenizeRequest, DetokenizeRequest, ResponseRequest, TokenRequest, BatchRequest),
 )
 """Bodies that routes read themselves, so that FastAPI does not know of them."""
 

@@ -68,6 +68,18 @@ class GatewaySettings(BaseSettings):
     wait_for_workers: bool = Field(
         True, description="Accept jobs for a model without a live worker: they wait. Off: 503 and Retry-After."
     )
+    files: str | None = Field(
+        None,
+        repr=False,  # it may hold a credential
+        description="Where files are kept: a folder that all gateways share, or `s3://`, `gs://`, `az://`. Without it "
+        "there are no files and no batches.",
+    )
+    clerk: bool = Field(
+        True, description="Start a clerk beside the gateway, where there are files. Without it, run `octavo clerk`."
+    )
+    max_files_bytes_per_tenant: PositiveInt = Field(
+        10_000_000_000, description="Bytes of files that a tenant may keep."
+    )
     stream_ttl: PositiveInt = Field(
         Retention.stream_s, description="Seconds that a finished job's stream is kept as it was."
     )

@@ -11,11 +11,13 @@ from time import monotonic
 from typing import Any
 
 from octavo import AsyncClient
+from octavo.client.batches import BatchClient
 from octavo.terms.errors import OctavoError
 from octavo.terms.read_tokens import ReadTokens
 from octavo.terms.secret import Secret
 from octavo_gateway.auth import Keyring
 from octavo_gateway.door import Door
+from octavo_gateway.files.kept import Kept
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
 from octavo_gateway.switches import Switches
@@ -67,6 +69,7 @@ class Gateway:
         self.writes = Writes(client)
         self.switches = Switches(client)
         self.door = Door(client, metrics, waits_for_workers=settings.wait_for_workers)
+        self.files = Kept(settings.files, BatchClient(settings.redis_url, watch=metrics.saw))
         self.reader = ThreadPoolExecutor(1, "reader")
         self.loading = asyncio.Semaphore(_LOADED_AT_ONCE)
         self.draining = asyncio.Event()
@@ -91,4 +94,5 @@ class Gateway:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2.0)
         self.reader.shutdown(wait=False, cancel_futures=True)
+        await self.files.client.close()
         await self.client.close()

@@ -33,6 +33,8 @@ async def test_head_has_the_headers_of_get_and_no_body(http, redis_url, path):
             "name": MODEL,
             "worker_id": "scripted",
             "chat_id": "none",
+            "file_id": "file-none",
+            "batch_id": "batch_none",
         }
         path = re.sub(r"\{(\w+)\}", lambda found: values[found[1]], path)
         head, get = await http.head(path), await http.get(path)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scripted_worker import MODEL, ScriptedWorker
 
-from octavo.service.batches.files import encode_answer
+from octavo.dialects.openai.batch.answers import encode
 from octavo.terms.messages import Chunk
 from octavo.terms.models import JobRequest
 
@@ -59,5 +59,5 @@ async def test_no_event_of_a_job_is_cut(http, redis_url):
 
 
 def test_a_batch_writes_an_answer_a_line():
-    assert encode_answer({"text": ENDS}).splitlines() == [encode_answer({"text": ENDS}).rstrip("\n")]
-    assert json.loads(encode_answer({"text": ENDS})) == {"text": ENDS}
+    assert encode({"text": ENDS}).splitlines() == [encode({"text": ENDS}).rstrip("\n")]
+    assert json.loads(encode({"text": ENDS})) == {"text": ENDS}

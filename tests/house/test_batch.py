@@ -262,7 +262,8 @@ def test_a_line_of_several_prompts_fails_with_one_of_them(folder: Folder) -> Non
     folder.write({"custom_id": "a", "url": "/v1/completions", "body": body}, prompt("fine", custom_id="b"))
     assert folder.run(code=1) == {"lines": 2, "skipped": 0, "failed": 1}
     answers = folder.answers()
-    assert answers["a"] is None
+    assert answers["a"]["status_code"] == 400
+    assert answers["a"]["body"]["error"]["code"] == "context_length_exceeded"
     assert answers["b"] is not None
 
 

@@ -60,7 +60,7 @@ def test_what_is_no_text_is_refused_and_not_left_out(part: object) -> None:
     assert found.requests == ()
     assert found.error is not None
     assert found.error.param is not None
-    assert found.error.param.startswith("messages.0.content.1")
+    assert found.error.param.startswith("messages.0.content")
 
 
 @pytest.mark.parametrize("text", ['{"prompt": "q\\ud800"}', '{"custom_id": "\\ud800", "prompt": "x"}', "[" * 100_000])
@@ -71,7 +71,7 @@ def test_no_line_ends_the_others(text: str) -> None:
 def test_a_line_ends_at_its_end_alone(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     answers = [
-        {"id": f"batch_req_{name}", "custom_id": name, "error": None, "response": f"one{end}two"}
+        {"id": f"batch_req_{name}", "custom_id": name, "error": None, "response": {"body": f"one{end}two"}}
         for name, end in (("a", "\u2028"), ("b", "\x85"))
     ]
     target.write_text("".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers), encoding="utf-8")

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from octavo.service.batches.files import BatchFileError, encode_answer
+from octavo.dialects.openai.batch.answers import encode
+from octavo.service.batches.files import BatchFileError
 from octavo.service.batches.lines import BatchLine, parse_lines
 from octavo.service.batches.target import open_target
 from octavo.service.server import die_with_parent
@@ -36,7 +37,7 @@ with open_target(Path(sys.argv[1]), []) as (output, done):
 def answer(line: BatchLine, *, failed: bool = False) -> str:
     response = None if failed else {"body": {}}
     error = {"code": "x"} if failed else None
-    return encode_answer({"id": line.id, "custom_id": line.custom_id, "response": response, "error": error})
+    return encode({"id": line.id, "custom_id": line.custom_id, "response": response, "error": error})
 
 
 @contextmanager
@@ -193,5 +194,5 @@ def test_the_command_writes_to_its_own_output(tmp_path: Path, redis_url: str, ho
         written = out.read_text()
     assert done.returncode == 1, done.stderr
     (line,) = [json.loads(text) for text in written.splitlines()]
-    assert (line["custom_id"], line["response"]) == ("line-1", None)
+    assert (line["custom_id"], line["response"]["status_code"]) == ("line-1", 400)
     assert "1 failed" in done.stderr

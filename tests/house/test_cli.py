@@ -302,9 +302,9 @@ def test_batch_answers_both_kinds_of_lines_and_reports_bad_ones(cli: Cli, tmp_pa
     assert answers["line-1"]["response"]["body"]["usage"]["completion_tokens"] == 8
     assert answers["c"]["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
     assert [choice["index"] for choice in answers["d"]["response"]["body"]["choices"]] == [0, 1]
-    assert answers["bad"]["response"] is None
-    assert answers["bad"]["error"]["param"] == "temperature"
-    assert "colour" in json.dumps(answers["unknown"]["error"])
+    assert answers["bad"]["response"]["status_code"] == 400
+    assert answers["bad"]["response"]["body"]["error"]["param"] == "temperature"
+    assert "colour" in json.dumps(answers["unknown"]["response"]["body"])
 
 
 def test_a_batch_killed_in_the_middle_goes_on_and_generates_nothing_twice(cli: Cli, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from waiting import STALL_S
 import octavo.terms.errors
 from octavo import Client
 from octavo.cli.listed import LISTED
+from octavo.dialects.openai.problems import _STATUSES
 from octavo.queue.roles import ROLES
-from octavo_gateway.errors import _STATUSES
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])

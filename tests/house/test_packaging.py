@@ -46,7 +46,7 @@ def test_the_wheel_holds_our_three_packages_with_their_data_and_nothing_else(tmp
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("shared/octavo", ("cli", "celery", "local", "grammar")),
+        ("shared/octavo", ("cli", "celery", "local", "grammar", "clerk", "objects")),
         ("gateway/octavo_gateway", ("gateway", "cli", "grammar")),
         ("worker/octavo_worker", ("worker", "cli", "bench", "grammar")),
     ],
@@ -73,7 +73,7 @@ def test_every_package_that_is_imported_is_declared(folder: str, extras: tuple[s
 
 def test_every_extra_of_a_command_is_named_in_the_entry_points() -> None:
     points = PROJECT["entry-points"]["octavo.commands"]
-    assert {"gateway", "worker"} <= points.keys()
+    assert {"gateway", "worker", "clerk"} <= points.keys()
     for target in points.values():
         module, _, name = target.partition(":")
         path = next(ROOT.glob(f"*/{module.replace('.', '/')}.py"))

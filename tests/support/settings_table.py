@@ -7,11 +7,16 @@ from pathlib import Path
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
+from octavo.service.clerk.settings import ClerkSettings
 from octavo_gateway.settings import GatewaySettings
 from octavo_worker.assembly.settings import WorkerSettings
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
-SECTIONS: dict[str, type[BaseSettings]] = {"Gateway": GatewaySettings, "Worker": WorkerSettings}
+SECTIONS: dict[str, type[BaseSettings]] = {
+    "Gateway": GatewaySettings,
+    "Worker": WorkerSettings,
+    "Clerk": ClerkSettings,
+}
 
 
 def table(settings: type[BaseSettings]) -> str:

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 64
 """Requests that wait on a connection for the answer to one before them. While there are so many it is not read."""
 
+_LEAST_RATE = 100_000
+"""Bytes a second that an upload has to bring on average over the time that any other request has in all."""
+
 _RESERVED_FILES = 64
 """Open files that are no clients' connections: the server's, logs, metrics."""
 
@@ -44,6 +47,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive = self._settings.idle_timeout
         self._pending_bytes = 0  # of a head, or between two pieces of a body
         self._receiving: asyncio.TimerHandle | None = None
+        self._uploaded: int | None = None  # bytes of an upload since its rate was looked at
         self._unparsed = bytearray()  # what came together with more requests than may wait
         self._running: RequestResponseCycle | None = None
         self._taking: Taking | None = None
@@ -134,11 +138,15 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse_head()
             raise ValueError("the parser has to stop here")
         super().on_headers_complete()
+        if self.scope["path"] == "/v1/files" and self.scope["method"] == "POST":
+            self._uploaded = 0
         if self.scope["http_version"] == "1.0":
             _end_with_connection(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._pending_bytes = 0
+        if self._uploaded is not None:
+            self._uploaded += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -163,9 +171,16 @@ class HttpProtocol(HttpToolsProtocol):
         if self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
+        self._uploaded = None
 
     def _too_slow(self) -> None:
         self._receiving = None
+        if self._uploaded is not None and (
+            self.flow.read_paused or self._uploaded >= _LEAST_RATE * self._settings.request_timeout
+        ):
+            self._uploaded = 0
+            self._expect_request()
+            return
         if self._has_request and not self.cycle.more_body:
             self._expect_request()  # the next request has to wait for this answer
         elif not self._has_request and not self._pending_bytes:

@@ -68,12 +68,16 @@ async def index(
     status: JobStatus | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: str | None = None,
+    of_batches: bool = False,
 ) -> dict[str, Any]:
-    """The tenant's jobs, newest first; `after` is the last id of the previous page."""
+    """The tenant's jobs, newest first; `after` is the last id of the previous page. `of_batches`: those of batches,
+    which are left out else."""
     gateway: Gateway = request.state.gateway
     if after is not None:
         check_id(after)
-    jobs = await gateway.client.jobs(tenant=caller.tenant, status=status, limit=limit + 1, after=after)
+    jobs = await gateway.client.jobs(
+        tenant=caller.tenant, status=status, limit=limit + 1, after=after, of_batches=of_batches
+    )
     return {"object": "list", "data": [job_json(info, caller) for info in jobs[:limit]], "has_more": len(jobs) > limit}
 
 

@@ -12,7 +12,7 @@ from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo_gateway.auth import require_operator
 from octavo_gateway.errors import UNAVAILABLE
 from octavo_gateway.state import Gateway
-from octavo_gateway.status.metrics import render_fleet
+from octavo_gateway.status.metrics import render_batches, render_fleet
 
 router = APIRouter(tags=["health"])
 
@@ -64,4 +64,5 @@ async def metrics(request: Request) -> Response:
         fleet = render_fleet(await gateway.client.workers(), await gateway.client.queue_depths())
     except ServerUnavailable:
         fleet = render_fleet(None, None)
+    fleet += render_batches(*await gateway.files.batches_open())
     return Response(gateway.metrics.render() + fleet, media_type=CONTENT_TYPE_LATEST)

@@ -199,6 +199,16 @@ def render_fleet(workers: Iterable[WorkerInfo] | None, queued: Mapping[str, int]
     return generate_latest(registry)
 
 
+def render_batches(owned: int, waiting: int) -> bytes:
+    """Batches that have not ended, by whether a clerk has them."""
+    registry = CollectorRegistry()
+    family = GaugeMetricFamily("octavo_batches", "Batches that have not ended.", labels=["state"])
+    for state, count in (("owned", owned), ("waiting", waiting)):
+        family.add_metric([state], count)
+    registry.register(_Snapshot([family]))
+    return generate_latest(registry)
+
+
 def _server_up(up: bool) -> Metric:
     return GaugeMetricFamily("octavo_server_up", "1 while the Redis server answers.", value=float(up))
 

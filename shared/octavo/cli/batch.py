@@ -17,6 +17,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from octavo.cli import batches
 from octavo.cli.console import WRONG_USAGE, AsJson, RedisUrl, counted, fail, print_json, value_of
 from octavo.client.requests import checked_tenant
 from octavo.dialects.ignored import Ignored
@@ -29,12 +30,12 @@ from octavo.terms.errors import ServerUnavailable
 from octavo.terms.fields import Priority
 from octavo.terms.logs import printable
 
-app = typer.Typer(help="Run a file of requests; an interrupted run goes on where it was.", no_args_is_help=True)
+app = typer.Typer(help="Files of requests: run one from here, or have the service run it.", no_args_is_help=True)
 
-
-@app.callback()
-def _batch() -> None:
-    """Keeps `run` a command of its own: Typer would fold a single one into the group."""
+app.command("submit")(batches.submit)
+app.command("status")(batches.status)
+app.command("cancel")(batches.cancel)
+app.command("fetch")(batches.fetch)
 
 
 @app.command("run")

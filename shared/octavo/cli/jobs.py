@@ -42,6 +42,7 @@ def ls(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
     after: Annotated[str | None, typer.Option(help="Continue behind this job id.", callback=value_of(locate))] = None,
+    of_batches: Annotated[bool, typer.Option("--of-batches", help="Jobs of batches, which are left out else.")] = False,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +50,7 @@ def ls(
 
     async def listed() -> list[JobInfo]:
         async with AsyncClient(redis_url) as client:
-            return await client.jobs(status=status, tenant=tenant, limit=limit, after=after)
+            return await client.jobs(status=status, tenant=tenant, limit=limit, after=after, of_batches=of_batches)
 
     found = asyncio.run(listed())
     if as_json:

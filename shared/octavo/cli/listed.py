@@ -22,7 +22,7 @@ LISTED = {
     "up": Listed("Start server, gateway and workers on this machine and stay up until Ctrl-C.", "octavo.cli.up", "up"),
     "run": Listed("Submit a prompt and stream the answer.", "octavo.cli.run", "run"),
     "jobs": Listed("List, show, follow, cancel and requeue jobs.", "octavo.cli.jobs", "app"),
-    "batch": Listed("Run a file of requests; an interrupted run goes on where it was.", "octavo.cli.batch", "app"),
+    "batch": Listed("Files of requests: run one from here, or have the service run it.", "octavo.cli.batch", "app"),
     "prefix": Listed("Keep named prefixes in the KV memory of workers.", "octavo.cli.prefix", "app"),
     "top": Listed("Show queue depth, workers, KV cache and tokens a second.", "octavo.cli.top", "top"),
     "workers": Listed("List the workers with a live heartbeat.", "octavo.cli.workers", "workers"),
@@ -34,6 +34,10 @@ LISTED = {
     "gateway": Listed(
         "Serve the HTTP API: jobs, OpenAI-style endpoints, metrics, documentation.",
         needs=("fastapi", "uvicorn", "pydantic_settings"),
+    ),
+    "clerk": Listed(
+        "Work on batches: validate, submit, collect, finish.",
+        needs=("pydantic_settings", "prometheus_client"),
     ),
     "worker": Listed("Run a worker: claim jobs, generate, stream the tokens.", needs=_COMPUTING),
     "bench": Listed("Measure the engine alone, or the whole service.", needs=_COMPUTING),

@@ -47,7 +47,9 @@ def up(
     value_of(parse_address)(os.environ.get("REDIS_URL"))
     count = workers if workers is not None else len(device_groups(gpus(), tensor_parallel)) or 2
     folder = data_dir or local.state_dir() / "server"
-    environment = {} if speculate is None else {"OCTAVO_SPECULATE": speculate}
+    environment = {"OCTAVO_FILES": os.environ.get("OCTAVO_FILES", str(folder / "files"))}
+    if speculate is not None:
+        environment["OCTAVO_SPECULATE"] = speculate
     has_secret = any(os.environ.get(name) for name in ("OCTAVO_SECRET", "OCTAVO_SECRET_FILE"))
     secret_file = None if has_secret else local.secret_file()
     plan = Plan(model, count, host, port, folder, environment, tensor_parallel=tensor_parallel, secret_file=secret_file)

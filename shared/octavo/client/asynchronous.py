@@ -20,6 +20,7 @@ from octavo.queue.chats import read_chat, store_chat
 from octavo.queue.connection import connect, connect_listener, default_url
 from octavo.queue.jobs import (
     Keeping,
+    Listed,
     has_job,
     info_query,
     list_dead_letters,
@@ -291,17 +292,11 @@ class AsyncClient(FleetQueries):
         """Take back what came with a job and what it generated; `cancel` one that has not ended. Raises JobNotFound."""
         return (await self.cancel_own(job_id, tenant="", erase=True))[0]
 
-    async def jobs(
-        self,
-        *,
-        status: JobStatus | None = None,
-        tenant: str | None = None,
-        limit: int = 100,
-        after: str | None = None,
-    ) -> list[JobInfo]:
-        """Jobs, newest first; `after` is the last id of the previous page."""
+    async def jobs(self, **asked: Unpack[Listed]) -> list[JobInfo]:
+        """Jobs, newest first, as many as `limit` (100), of one `status` or `tenant`; `after` is the last id of the
+        previous page. Those of batches are left out, or with `of_batches` all others."""
         async with self._asking():
-            return await list_jobs(self._redis, self._keys, status=status, tenant=tenant, limit=limit, after=after)
+            return await list_jobs(self._redis, self._keys, **asked)
 
     async def is_repeat(self, idempotency_key: str, *, tenant: str) -> bool:
         """True if a submission with this key would give a job that there is already, or conflict with it."""

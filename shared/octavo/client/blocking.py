@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, Unpack
 from octavo.client.asynchronous import DEFAULT_TENANT, AsyncClient
 from octavo.client.handles import AsyncJob
 from octavo.client.requests import Prompt, RequestFields
-from octavo.queue.jobs import Keeping
+from octavo.queue.jobs import Keeping, Listed
 from octavo.terms.errors import OctavoError
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import JobStatus, TokenizerAnswer
@@ -132,15 +132,8 @@ class Client:
     def cancel(self, job_id: str) -> JobStatus:
         return self._wait(self._ready().client.cancel(job_id))
 
-    def jobs(
-        self,
-        *,
-        status: JobStatus | None = None,
-        tenant: str | None = None,
-        limit: int = 100,
-        after: str | None = None,
-    ) -> list[JobInfo]:
-        return self._wait(self._ready().client.jobs(status=status, tenant=tenant, limit=limit, after=after))
+    def jobs(self, **asked: Unpack[Listed]) -> list[JobInfo]:
+        return self._wait(self._ready().client.jobs(**asked))
 
     def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
         return self._wait(self._ready().client.dead_letters(limit))

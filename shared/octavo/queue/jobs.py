@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import redis.asyncio
 
@@ -26,6 +26,16 @@ _PACKED = (JobHash.ERROR, JobHash.METADATA, JobHash.USAGE, JobHash.PROGRESS)
 _FIELDS = (*_ALWAYS, JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.WORKER, JobHash.ASKED, *_PACKED)
 _PAGE = 200
 _BEHIND_ALL = "h"  # ids begin with g
+
+
+class Listed(TypedDict, total=False):
+    """The jobs of a list: see `list_jobs`."""
+
+    status: JobStatus | None
+    tenant: str | None
+    limit: int
+    after: str | None
+    of_batches: bool
 
 
 @dataclass(frozen=True)
@@ -113,10 +123,11 @@ async def list_jobs(
     tenant: str | None = None,
     limit: int = 100,
     after: str | None = None,
+    of_batches: bool = False,
 ) -> list[JobInfo]:
-    """Up to `limit` jobs, newest first, older than the job `after`."""
+    """Up to `limit` jobs, newest first, older than the job `after`; those of batches, or all others."""
     found: list[JobInfo] = []
-    own = f":{tenant}:" if tenant is not None else ""
+    own = (f":{tenant}:" if tenant is not None else "") + ("~" if of_batches else "")
     upper = f"({own}{after or _BEHIND_ALL}".encode()
     page = _PAGE if status is not None else min(limit, _PAGE)
     while len(found) < limit:

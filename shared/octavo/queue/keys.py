@@ -162,8 +162,21 @@ class Keys:
 
     def new_job_id(self) -> str:
         """`g<cell>_<ULID>`: sortable by time, 80 random bits, names its own cell."""
-        value = (int(time.time() * 1000) << 80) | secrets.randbits(80)
-        return f"g{self.cell:02d}_" + "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+        return f"g{self.cell:02d}_{new_ulid()}"
+
+
+def new_ulid() -> str:
+    """26 letters and digits: sortable by time, 80 random bits."""
+    value = (int(time.time() * 1000) << 80) | secrets.randbits(80)
+    return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def milliseconds_of(ulid: str) -> int:
+    """The time at which it was made, in ms since the epoch."""
+    milliseconds = 0
+    for letter in ulid[:10]:  # its first 50 bits; the others are random
+        milliseconds = milliseconds << 5 | _CROCKFORD.index(letter)
+    return milliseconds
 
 
 def cell_of(job_id: str) -> Keys:
@@ -179,8 +192,5 @@ def submitted_at(job_id: str) -> datetime:
     """The time at which a job got its id, in UTC: the same at every attempt, also if the job is submitted again because
     its server forgot it. Raises ValueError for anything that is not a job id."""
     cell_of(job_id)
-    milliseconds = 0
-    for letter in job_id[4:14]:  # a ULID's first 50 bits; the others are random
-        milliseconds = milliseconds << 5 | _CROCKFORD.index(letter)
     epoch = datetime.fromtimestamp(0, UTC)
-    return epoch + min(timedelta(milliseconds=milliseconds), _LATEST - epoch)
+    return epoch + min(timedelta(milliseconds=milliseconds_of(job_id[4:])), _LATEST - epoch)

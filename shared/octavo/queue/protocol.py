@@ -22,7 +22,7 @@ from octavo.queue.claims import ClassRoom as ClassRoom
 from octavo.queue.claims import Unreadable as Unreadable
 from octavo.queue.claims import parse_claims, room_arguments
 from octavo.queue.keys import Keys
-from octavo.terms.errors import IdempotencyConflict, InvalidRequest, NameTaken, QueueFull, UnknownModel
+from octavo.terms.errors import IdempotencyConflict, InvalidRequest, NameTaken, OctavoError, QueueFull, UnknownModel
 from octavo.terms.fields import MAX_BODY_BYTES
 from octavo.terms.limits import Limits as Limits
 from octavo.terms.limits import Retention as Retention
@@ -57,6 +57,27 @@ class Enqueued:
     @property
     def created(self) -> bool:
         return self.accepted is not None
+
+
+class Fenced(OctavoError):
+    """The batch is another owner's by now, takes no lines, or is beyond this one."""
+
+    code = "fenced"
+
+
+@dataclass(frozen=True)
+class LineOfBatch:
+    """The line that a job answers, with others or alone: its batch and the owner's token, its place in the batch, and
+    which of its jobs it is."""
+
+    batch_id: str
+    token: str
+    place: int
+    index: int
+
+    def named(self) -> dict[str, Any]:
+        """Arguments of `enqueue`."""
+        return {"batch": self.batch_id, "batch_token": self.token, "place": self.place, "index": self.index}
 
 
 class Append(NamedTuple):
@@ -125,10 +146,12 @@ class Cell:
         subscriber_id: str = "",
         attachment: bytes = b"",
         fingerprint: bytes = b"",
+        line: LineOfBatch | None = None,
     ) -> Call[Enqueued]:
         """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
         exists already. The idempotency key covers the job, or what has the `fingerprint`. Raises InvalidRequest here
-        when request or attachment is too large; the reply raises IdempotencyConflict, UnknownModel or QueueFull."""
+        when request or attachment is too large; the reply raises IdempotencyConflict, UnknownModel or QueueFull, and
+        Fenced for the job of a `line` that the caller may not submit any more."""
         try:
             body = wire.encode_request(request)
             named = {
@@ -144,6 +167,7 @@ class Cell:
                 "cap_bytes": limits.queued_bytes,
                 "subscriber": subscriber_id or None,
                 "attachment": attachment or None,
+                **(line.named() if line is not None else {}),
                 **_asked(request),
             }
             packed = _packed({name: value for name, value in named.items() if value is not None})
@@ -332,6 +356,8 @@ def _parse_enqueued(reply: list[Any], request: JobRequest, tenant: str) -> Enque
             raise UnknownModel(
                 f"no worker has ever served the model {request.model!r}; known models: {known}", param="model"
             )
+        case "fenced":
+            raise Fenced("the batch is not the caller's, or is beyond this line")
         case _:
             raise QueueFull(f"{_FULL[_text(rest[0])]}: try again later", retry_after_s=1.0)
 

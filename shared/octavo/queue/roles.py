@@ -51,12 +51,26 @@ class Role:
         )
 
 
+# Batches and files are read; the storage's mark is agreed upon.
+_OF_BATCHES = ("LLEN", "LRANGE", "SET", "ZCARD", "ZCOUNT", "ZRANGEBYLEX", "ZRANGEBYSCORE")
 _OF_CLIENTS = ("attach", "cancel", "detach", "enqueue", "erase", "mend")
 ROLES = (
     # Clients of other languages follow with XREAD: docs/wire.md. Python's asks by a script whether it may do more.
     Role("reader", (), (*_READING, "XREAD", "EVALSHA", "SCRIPT LOAD")),
     Role("client", _OF_CLIENTS, _READING + _ASKING + _TASKS),
-    Role("gateway", (*_OF_CLIENTS, "probe", "reap"), _READING + _ASKING),
+    Role(
+        "gateway",
+        (*_OF_CLIENTS, "batch_cancel", "batch_create", "file_drop", "file_note", "probe", "reap"),
+        _READING + _ASKING + _OF_BATCHES,
+    ),
+    Role(
+        "clerk",
+        (
+            *("batch_advance", "batch_begin", "batch_claim", "batch_close", "batch_commit", "batch_finish"),
+            *("batch_recheck", "batch_release", "batch_renew", "cancel", "enqueue", "file_drop", "mend"),
+        ),
+        _READING + _OF_BATCHES,
+    ),
     Role(
         "worker",
         (
@@ -83,11 +97,15 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "HINCRBY": (_TRIED, "f", "x"),
     "HMGET": (_TRIED, "f"),
     "HSET": (_TRIED, "f", ""),
+    "LINDEX": (_TRIED, 0),
+    "LRANGE": (_TRIED, 0, 0),
     "LTRIM": (_TRIED, 0, 0),
     "RENAME": (_TRIED, _TRIED),
     "RPUSH": (_TRIED, ""),
     "SCAN": (0,),
     "SET": (_TRIED, 1, "EX", 60),
+    "ZCOUNT": (_TRIED, 0, 0),
+    "ZRANGEBYLEX": (_TRIED, "-", "+"),
     "XADD": (_TRIED, "0-0", "f", ""),
     "XDEL": (_TRIED, "0-1"),
     "XRANGE": (_TRIED, "-", "+"),

@@ -115,6 +115,12 @@ class ServerUnavailable(OctavoError):
     code = "server_unavailable"
 
 
+class StorageUnavailable(OctavoError):
+    """The storage of files cannot be reached, is full, or is not that of the other gateways."""
+
+    code = "storage_unavailable"
+
+
 class MalformedMessage(OctavoError):
     """Bytes that are not a message of this protocol, or exceed its limits."""
 

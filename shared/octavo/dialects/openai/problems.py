@@ -9,10 +9,57 @@ from typing import Any
 from pydantic import ValidationError
 
 from octavo.dialects.openai.fields import OF_VALUES, advice_of
-from octavo.terms.errors import InvalidRequest
+from octavo.terms.errors import (
+    Busy,
+    GrammarError,
+    IdempotencyConflict,
+    InvalidRequest,
+    JobFailed,
+    JobNotFound,
+    MalformedMessage,
+    NoSecret,
+    OctavoError,
+    QueueFull,
+    ServerUnavailable,
+    StorageUnavailable,
+    UnknownModel,
+    WorkerNotFound,
+)
+from octavo.terms.messages import JobStatus
 from octavo.terms.problems import in_words
 
 _MOST_ERRORS = 64  # that are compared: a field may have as many as a body has bytes
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_STATUSES: tuple[tuple[type[OctavoError], int], ...] = (
+    (UnknownModel, 404),
+    (GrammarError, 400),
+    (InvalidRequest, 400),
+    (MalformedMessage, 500),  # stored by a worker or damaged since; a client's own bytes are an InvalidRequest
+    (JobNotFound, 404),
+    (WorkerNotFound, 404),
+    (IdempotencyConflict, 409),
+    (QueueFull, 429),
+    (NoSecret, 501),
+    (ServerUnavailable, 503),
+    (StorageUnavailable, 503),
+    (Busy, 503),
+)
+_OF_ENDS = {JobStatus.CANCELLED: 409, JobStatus.EXPIRED: 504}
+
+
+def status_of(error: OctavoError) -> int:
+    """The HTTP status of an error of the client library. A worker names a `param` when the request itself is at fault,
+    such as a prompt longer than the context."""
+    if isinstance(error, JobFailed):
+        return _OF_ENDS.get(JobStatus(error.status), 400 if error.param else 500)
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+def error_object(status: int, message: str, *, code: str | None, param: str | None) -> dict[str, Any]:
+    """The body of an answer with this status."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def invalid_body(error: ValidationError) -> InvalidRequest:

@@ -4,18 +4,26 @@
 -- ARGV    msgpack of a map: id body tenant model class cost est seed retention cap_jobs cap_tenant_jobs cap_bytes; where
 --         there is one idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber;
 --         several (true: it has several sequences); again (true: a server that came back may have forgotten it) with
---         settled (the model that an alias stood for then). What a later version adds has a name.
--- Reply   {'ok', id, created, time of acceptance in ms, model} | {'conflict', id} | {'unknown', model...} | {'full', what}
+--         settled (the model that an alias stood for then); of a line of a batch: batch, batch_token of its owner, place
+--         and index. What a later version adds has a name.
+-- Reply   {'ok', id, created, time of acceptance in ms, model} | {'conflict', id} | {'unknown', model...} | {'full', what} |
+--         {'fenced'}: the batch is another owner's, takes no lines, or is beyond this one
 --- @include clock
 --- @include counters
 --- @include entering
 --- @include bell
+--- @include listing
 --- @include aliases
 local new = cmsgpack.unpack(ARGV[1])
 local id, tenant, idem, model, class = new.id, new.tenant, new.idempotency_key, new.model, new.class
 local size = #new.body + #(new.attachment or '')
 local MOST_BYTES = 2097152  -- of one job
 
+if new.batch then
+  --- @include batch
+  local state = owned_state(new.batch, new.batch_token)
+  if state ~= 'in_progress' or new.place < number_of(new.batch, 'cur') then return {'fenced'} end
+end
 if call('EXISTS', key('j', id)) == 1 then
   --- @include job
   local at, of = read(id, 'ct', 'mdl')
@@ -25,7 +33,7 @@ if idem then
   local known = call('GET', key('i', tenant, idem))
   if known then
     local old, old_hash = string.match(known, '(%S+) (%S+)')
-    if old_hash == new.hash then return {'ok', old, 0, 0} else return {'conflict', old} end
+    if old_hash == new.hash or new.batch then return {'ok', old, 0, 0} else return {'conflict', old} end
   end
 end
 local asked = model
@@ -75,7 +83,12 @@ if new.several then note('run', new.again and 'an earlier one' or string.match(c
 call('HSET', key('j', id), unpack(job))
 if due < math.huge then call('ZADD', key('D'), due, id) end
 if idem then call('SET', key('i', tenant, idem), id .. ' ' .. new.hash) end
-call('ZADD', key('jobs'), 0, id, 0, ':' .. tenant .. ':' .. id)
+list_job(id, tenant, new.batch)
+if new.batch then
+  local place = string.format('%d %d', new.place, new.index)
+  call('HSET', key('j', id), 'bt', new.batch .. ' ' .. place)
+  call('ZADD', key('bto', new.batch), new.place, place .. ' ' .. id)
+end
 local place = {mdl = model, tn = tenant, cls = class}
 count_queued(place, 1)
 count(tenant, 'bytes', size)

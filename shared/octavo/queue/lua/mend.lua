@@ -19,6 +19,8 @@ local KINDS = {
   blocked = 'string', L = 'zset', D = 'zset', x = 'zset', jobs = 'zset', q = 'hash', i = 'string', c = 'string',
   W = 'string', workers = 'zset', ['in'] = 'list', a = 'list', pins = 'hash', models = 'hash', reaper = 'hash',
   traits = 'hash', aliases = 'hash', ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
+  f = 'hash', files = 'zset', fx = 'zset', fq = 'hash', mark = 'string', bt = 'hash', bto = 'zset', bte = 'zset',
+  btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset',
 }
 local NUMBER = {V = true, lf = true, seq = true}
 
@@ -27,7 +29,7 @@ local paused = call('TYPE', last).ok ~= 'none' and call('PTTL', last) or 0
 if paused > 0 and paused <= PAUSE_MS then return 0 end  -- more if the clock was set back
 call('SET', last, 1, 'PX', PAUSE_MS)
 
-local jobs, lanes, tenants, counters = {}, {}, {}, {}
+local jobs, lanes, tenants, counters, files, batches = {}, {}, {}, {}, {}, {}
 
 local function sort_out(name)
   local kind, rest = string.match(name, '^:(%w+):?(.*)$', #P + 1)
@@ -44,7 +46,9 @@ local function sort_out(name)
     call('DEL', name)
   elseif kind == 'b' then lanes[#lanes + 1] = name
   elseif kind == 'v' then tenants[#tenants + 1] = name
-  elseif kind == 'q' or kind == 'bound' then counters[#counters + 1] = name
+  elseif kind == 'q' or kind == 'bound' or kind == 'fq' then counters[#counters + 1] = name
+  elseif kind == 'f' then files[#files + 1] = rest
+  elseif kind == 'bt' then batches[#batches + 1] = rest
   end
 end
 
@@ -108,9 +112,14 @@ local function is_ended(id)
   return ENDED[read(id, 'st')]
 end
 
+--- @include mending_batches
+mend_files(files)
+mend_batches(batches)
+
 for _, id in ipairs(jobs) do
-  local tenant = read(id, 'tn')
-  if tenant then call('ZADD', key('jobs'), 0, id, 0, ':' .. tenant .. ':' .. id) end
+  local tenant, of_batch = read(id, 'tn', 'bt')
+  if tenant then list_job(id, tenant, of_batch) end
+  if of_batch then put_into_batch(id, of_batch, is_ended(id)) end
   if not is_ended(id) then
     local job = intact(id)
     if not job then

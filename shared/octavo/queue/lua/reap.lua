@@ -10,6 +10,7 @@
 --- @include job
 --- @include intact
 --- @include live
+--- @include listing
 local LIMIT = 100
 local function due(set) return call('ZRANGEBYSCORE', key(set), '-inf', NOW, 'LIMIT', 0, LIMIT) end
 
@@ -81,7 +82,7 @@ for _, member in ipairs(due('x')) do
   local id, tenant = string.match(member, '^(%S*) ?(.*)$')
   if tenant == '' then tenant = read(id, 'tn') or '?' end
   call('ZREM', key('x'), member, id .. ' ' .. tenant)
-  call('ZREM', key('jobs'), id, ':' .. tenant .. ':' .. id)
+  unlist_job(id, tenant)
 end
 call('ZREMRANGEBYSCORE', key('workers'), '-inf', NOW - 60000)
 publish()

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.dialects.events import on_one_line
-from octavo.service.batches.lines import ID_PREFIX, BatchLine
+from octavo.dialects.openai.batch.answers import ID_PREFIX, encode, is_success
+from octavo.service.batches.lines import BatchLine
 from octavo.service.console import err
 from octavo.terms import text_files
 from octavo.terms.errors import OctavoError
@@ -44,7 +44,7 @@ def kept_answers(target: Path, lines: Sequence[BatchLine]) -> tuple[set[str], st
     kept: dict[str, dict[str, Any]] = {}
     outdated = 0
     for answer in _answers(target):
-        if answer.get("error") is not None:
+        if not is_success(answer):
             continue
         if answer["id"] in custom_ids:
             answer["custom_id"] = custom_ids[answer["id"]]
@@ -56,12 +56,7 @@ def kept_answers(target: Path, lines: Sequence[BatchLine]) -> tuple[set[str], st
         old = target.with_name(f"{target.name}.old")
         shutil.copyfile(target, old)
         err.print(f"{outdated} answers in {target} were to other requests; they are kept in {old}")
-    return set(kept), "".join(encode_answer(answer) for answer in kept.values())
-
-
-def encode_answer(answer: dict[str, Any]) -> str:
-    """A line of the output file."""
-    return on_one_line(json.dumps(answer, ensure_ascii=False)) + "\n"
+    return set(kept), "".join(encode(answer) for answer in kept.values())
 
 
 def _answers(target: Path) -> Iterator[dict[str, Any]]:

@@ -18,21 +18,21 @@ from pydantic import ValidationError
 
 from octavo.client.requests import build_request
 from octavo.dialects.ignored import Ignored
-from octavo.dialects.openai.answers import CompletedJob, answer
+from octavo.dialects.openai.answers import CompletedJob
+from octavo.dialects.openai.batch.answers import ID_PREFIX, rejected, succeeded
+from octavo.dialects.openai.batch.envelope import URLS
+from octavo.dialects.openai.batch.requests import LineRequest, line_request
 from octavo.dialects.openai.problems import invalid_body
-from octavo.dialects.openai.requests import ENDPOINTS, TABLES, ChatCompletionRequest, CompletionRequest
+from octavo.dialects.openai.requests import ChatCompletionRequest, CompletionRequest
 from octavo.dialects.openai.tools import ToolBody
-from octavo.dialects.sieve import sift
 from octavo.terms.errors import InvalidRequest, OctavoError
 from octavo.terms.fields import Priority
 from octavo.terms.models import JobRequest
 
-ID_PREFIX = "batch_req_"
-
 
 @dataclass(frozen=True)
 class BatchLine:
-    """One request of a batch file: the jobs that it asks for, and the body that shapes their answer.
+    """One request of a batch file.
 
     A line that is no request has no jobs: `error` says why. Equal lines differ in `occurrence`. `ignored` names the
     fields of its body that were taken and change nothing.
@@ -42,10 +42,14 @@ class BatchLine:
     custom_id: str
     content: str
     occurrence: int = 0
-    requests: tuple[JobRequest, ...] = ()
-    body: ChatCompletionRequest | CompletionRequest | None = None
+    request: LineRequest | None = None
     error: OctavoError | None = None
     ignored: Ignored = field(default_factory=Ignored)
+
+    @property
+    def requests(self) -> tuple[JobRequest, ...]:
+        """The jobs that it asks for."""
+        return self.request.jobs if self.request is not None else ()
 
     @property
     def id(self) -> str:
@@ -80,10 +84,10 @@ def parse_line(text: str, number: int, model: str, priority: Priority = "batch",
         line.content.encode()  # half a surrogate pair can be written nowhere
         line = replace(line, custom_id=_custom_id(fields.pop("custom_id", None)) or line.custom_id)
         if "body" in fields:
-            body = _openai_body(fields, {"model": model, "priority": priority}, line.ignored, strict=strict)
-            return replace(line, requests=tuple(body.jobs()), body=body)
-        request = _plain_request({"model": model, "priority": priority, **fields})
-        return replace(line, requests=(request,), body=_shape(request))
+            found = _openai_request(fields, {"model": model, "priority": priority}, line.ignored, strict=strict)
+            return replace(line, request=found)
+        job = _plain_request({"model": model, "priority": priority, **fields})
+        return replace(line, request=LineRequest(_shape(job), (job,)))
     except json.JSONDecodeError as error:
         return replace(line, error=InvalidRequest(f"the line is not JSON: {error}"))
     except OctavoError as error:
@@ -102,31 +106,23 @@ def _custom_id(given: Any) -> str | None:
 
 def completed(line: BatchLine, jobs: Sequence[CompletedJob]) -> dict[str, Any]:
     """The output line of a request whose jobs have all completed."""
-    assert line.body is not None
-    job_id = jobs[0].id
-    response = {"status_code": 200, "request_id": job_id, "body": answer(line.body, jobs, int(time.time()))}
-    if line.ignored:
-        response["ignored"] = line.ignored.header()
-    return {"id": line.id, "custom_id": line.custom_id, "response": response, "error": None}
+    assert line.request is not None
+    body, _ = line.request.answer(jobs, int(time.time()))
+    return succeeded(line.id, line.custom_id, jobs[0].id, body, line.ignored)
 
 
 def failed(line: BatchLine, error: OctavoError) -> dict[str, Any]:
     """The output line of a request that was refused or of which a job did not complete."""
-    problem = {"code": error.code, "message": error.message, "param": error.param}
-    return {"id": line.id, "custom_id": line.custom_id, "response": None, "error": problem}
+    return rejected(line.id, line.custom_id, line.id, error)
 
 
-def _openai_body(
-    line: dict[str, Any], defaults: dict[str, str], ignored: Ignored, *, strict: bool
-) -> ChatCompletionRequest | CompletionRequest:
+def _openai_request(line: dict[str, Any], defaults: dict[str, str], ignored: Ignored, *, strict: bool) -> LineRequest:
     url, body = line.get("url"), line["body"]
-    if not isinstance(url, str) or url not in ENDPOINTS:
-        raise InvalidRequest(f"url must be {' or '.join(ENDPOINTS)}", param="url")
+    if not isinstance(url, str):
+        raise InvalidRequest(f"url must be {' or '.join(URLS)}", param="url")
     if not isinstance(body, dict):
         raise InvalidRequest("body must be an object", param="body")
-    body = {**defaults, **{name: value for name, value in body.items() if name not in defaults or value is not None}}
-    sift(TABLES[ENDPOINTS[url]], body, ignored, strict=strict)
-    return ENDPOINTS[url].model_validate_json(json.dumps(body))  # JSON again: its rules for types are other ones
+    return line_request(url, body, defaults, ignored, strict=strict)
 
 
 def _plain_request(fields: dict[str, Any]) -> JobRequest:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from octavo.client.asynchronous import AsyncClient
 from octavo.client.handles import AsyncJob, ensure_completed
 from octavo.dialects.openai.answers import CompletedJob
-from octavo.service.batches.files import encode_answer
+from octavo.dialects.openai.batch.answers import encode
 from octavo.service.batches.lines import BatchLine, completed, failed
 from octavo.terms.errors import Busy, OctavoError, QueueFull, ServerUnavailable
 from octavo.terms.messages import JobStatus
@@ -118,7 +118,7 @@ class BatchRun:
         request = line.requests[index]
         if self.grammars is not None:
             with suppress(Busy):  # the worker tries it, too
-                await self.grammars.check_request(request, line.body.grammar_field if line.body else None)
+                await self.grammars.check_request(request, line.request.grammar_field if line.request else None)
         parts = (self.target, line.id, str(index), request.model_dump_json())
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         for attempt in count():
@@ -149,7 +149,7 @@ class BatchRun:
         self._write(failed(line, error))
 
     def _write(self, answer: dict[str, Any]) -> None:
-        self.output.write(encode_answer(answer))
+        self.output.write(encode(answer))
         self.output.flush()
         self.finished += 1
         self.advance()

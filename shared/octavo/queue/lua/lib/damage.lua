@@ -7,6 +7,7 @@
 --- @include live
 --- @include dead_letters
 --- @include intact
+--- @include listing
 local DAMAGED, DAMAGED_MESSAGE = 'job_damaged', 'something else than octavo changed this job on the server: what it '
   .. 'left is kept for a day under :aside:; submit the job again, and give octavo a server of its own'
 
@@ -26,7 +27,7 @@ end
 -- Ends a job that cannot be taken through `conclude`: what was in its place moves aside, readers find its end.
 -- `known` is where it was found, whatever its fields say.
 local function end_damaged(id, known)
-  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem')
+  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem', 'bt')
   for name, value in pairs(known) do job[name] = value end
   local hash, stream, problem = key('j', id), key('t', id), {DAMAGED, DAMAGED_MESSAGE}
   if job.st == 'queued' and job.lane and job.mdl then leave_queue(id, job, 0) end
@@ -34,6 +35,10 @@ local function end_damaged(id, known)
     if job.st == 'running' then count(job.tn, 'running', -1) end
     if job.st == 'queued' and job.mdl then count_queued(job, -1) end
     if is_number(job.bytes) then count(job.tn, 'bytes', -job.bytes) end
+  end
+  if job.bt then
+    --- @include batch_jobs
+    settle_in_batch(id, job.bt)
   end
   if not is_gone(id) then set_aside(hash) end
   if not is_stream(stream) then set_aside(stream) end
@@ -52,7 +57,7 @@ local function end_damaged(id, known)
   if job.idem and job.tn then call('EXPIRE', key('i', job.tn, job.idem), ASIDE_S) end
   call('ZREM', key('L'), id)
   call('ZREM', key('D'), id)
-  call('ZADD', key('jobs'), 0, id, 0, ':' .. (job.tn or '?') .. ':' .. id)
+  list_job(id, job.tn or '?', job.bt)
   call('ZADD', key('x'), NOW + ASIDE_S * 1000, id .. ' ' .. (job.tn or '?'))
   bury(id, job.wid or '', 0, DAMAGED)
   tell(id, job.gw, entry, ending)

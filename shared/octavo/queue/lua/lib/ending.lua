@@ -16,7 +16,7 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run')
+    'gw', 'ct', 'run', 'bt')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
@@ -33,7 +33,14 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   count(job.tn, 'bytes', -tonumber(job.bytes))
   local entry = job.n .. '-1'
   write_end(id, entry, ending, result)
-  if result then
+  local is_kept = false
+  if job.bt then
+    --- @include batch_jobs
+    is_kept = settle_in_batch(id, job.bt)
+  end
+  if is_kept then
+    if result then call('SET', key('r', id), result) end
+  elseif result then
     call('SET', key('r', id), result, 'EX', result_s)
     call('EXPIRE', key('t', id), stream_s)
   else
@@ -45,11 +52,13 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then gone[#gone + 1] = 'run' end
   call('HSET', hash, 'st', status, 'ft', NOW, unpack(facts))
   call('HDEL', hash, unpack(gone))
-  call('EXPIRE', hash, result_s)
-  if job.idem then call('EXPIRE', key('i', job.tn, job.idem), idempotency_s) end
+  if not is_kept then
+    call('EXPIRE', hash, result_s)
+    if job.idem then call('EXPIRE', key('i', job.tn, job.idem), idempotency_s) end
+    call('ZADD', key('x'), NOW + result_s * 1000, id .. ' ' .. job.tn)
+  end
   call('ZREM', key('L'), id)
   call('ZREM', key('D'), id)
-  call('ZADD', key('x'), NOW + result_s * 1000, id .. ' ' .. job.tn)
   call('XADD', key('ev'), 'MAXLEN', '~', 100000, '*', 'id', id, 'st', status, 'mdl', job.mdl, 'tn', job.tn,
     'n', job.n, 'ct', job.ct, 'ft', NOW)
   tell(id, job.gw, entry, ending)

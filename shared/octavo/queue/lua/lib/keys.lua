@@ -1,6 +1,6 @@
 -- All keys of a cell carry the hash tag of its prefix P:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
---                                body att bytes est cost seed meta err use pg idem ret run eps ls era
+--                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
@@ -9,7 +9,8 @@
 --                                finished in ms, the alias by which its model was asked for, request, attachment, size of both, estimated prompt tokens,
 --                                fair-queue cost, seed, metadata, error, tokens used, progress, idempotency key, retention, run of the
 --                                server that accepted it, which claim wrote which tokens: both if it has several
---                                sequences; length of its lease in ms; there once it was erased)
+--                                sequences; length of its lease in ms; there once it was erased; batch, place and index
+--                                of its line)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
@@ -25,7 +26,8 @@
 --                                             which another worker left work for want of room (expire)
 --   P:blocked:<model>     STRING there while work that fitted no claim has just rung the bell (expires)
 --   P:L  P:D  P:x         ZSET   job by lease expiry, by deadline, "<id> <tenant>" by end of retention (ms)
---   P:jobs                ZSET   all job ids, and ":<tenant>:<id>" for each (score 0: sorted by id, hence by time)
+--   P:jobs                ZSET   all job ids, and ":<tenant>:<id>" for each (score 0: sorted by id, hence by time); of
+--                                batches' jobs "~<id>" and ":<tenant>:~<id>"
 --   P:q  P:q:<tenant>     HASH   queued, running, bytes (and queued:<model> in the first); zero is absent
 --   P:i:<tenant>:<key>    STRING idempotency: "<id> <hash of the request>"
 --   P:mended             STRING there for two seconds after damaged keys were mended (expires)
@@ -39,6 +41,20 @@
 --   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
 --   P:traits              HASH   what else is known of models, by name
 --   P:aliases             HASH   other names of models: "<model> <worker that announces it>..." by alias
+--   P:f:<id>              HASH   tn name purp bytes sha ct exp uses (tenant, name, purpose, size, SHA-256, times created and
+--                                of expiry in ms, batches that read it)
+--   P:files  P:fx         ZSET   all files as P:jobs has jobs; by the ms at which they expire
+--   P:fq                  HASH   bytes of files by tenant
+--   P:mark                STRING which storage the files are in
+--   P:bt:<id>             HASH   tn ep in win ct dl st model total cur done failed u_in u_cached u_out u_reason meta oexp
+--                                errs out err tok ftok wid, <state>_at (tenant, endpoint, input file, window as it was asked
+--                                for, times created and due in ms, state, model, lines, places submitted, lines that
+--                                succeeded and that failed, their tokens, metadata, seconds that outputs are kept, errors of
+--                                the file, output and error file, owner's token, token that finished it, clerk)
+--   P:bto:<id>  P:bte:<id>  ZSET  jobs of a batch that are open; that have ended and whose line is in no part: by place
+--   P:btp:<id>            LIST   its parts that count
+--   P:bts  P:btL          ZSET   batches by the ms from which they may be taken, and at which their owner's lease ends
+--   P:batches             ZSET   all batches as P:jobs has jobs
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
 --   P:probe               STRING written to find out whether the server takes writes (expires)
 --   P:tasks:<app>  P:tasks-sent:<app>  P:tasks-due:<app>  HASH, ZSET, ZSET  Celery tasks that wait for jobs

@@ -1,0 +1,29 @@
+"""`octavo clerk`: every setting is a flag; a flag not given comes from `OCTAVO_*` or the default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+
+from octavo.service.clerk.process import run_clerk
+from octavo.service.clerk.settings import ClerkSettings
+from octavo.service.flags import flags_of
+from octavo.terms.problems import in_words
+
+
+@flags_of(ClerkSettings)
+def clerk(**given: Any) -> None:
+    """Work on batches: validate, submit, collect, finish. `octavo gateway` starts one; more may run anywhere."""
+    flags = {name: value for name, value in given.items() if value is not None}
+    try:
+        settings = ClerkSettings(**flags)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        name = str(first["loc"][0]).removeprefix("OCTAVO_").lower().replace("_", "-")
+        raise typer.BadParameter(in_words(first, f"--{name}")) from None
+    try:
+        run_clerk(settings)
+    except OSError as error:
+        raise typer.BadParameter(f"--metrics-port: {error.strerror or error}") from None

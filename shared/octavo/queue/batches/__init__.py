@@ -1,0 +1,1 @@
+"""Files and batches in the queue: their keys, their transitions, and how they are read."""

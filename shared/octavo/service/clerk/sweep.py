@@ -1,0 +1,47 @@
+"""Removal of what has expired, and of what no record names any more."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from octavo.queue.batches.keys import BATCH, FILE, is_id, made_at
+from octavo.queue.batches.reading import read_expired
+from octavo.service.clerk.desk import Desk
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 1000
+_NOT_YET_NAMED_S = 86_400  # an upload has its record at its end
+
+
+async def remove_expired(desk: Desk) -> None:
+    """Files whose time is over, unless a batch reads them."""
+    with desk.client.errors():
+        due = await read_expired(desk.client.redis, desk.client.keys, desk.now(), _AT_ONCE)
+    for file_id in due:
+        if await desk.client.drop_file(file_id, expired=True) == "ok":
+            await desk.storage.delete(f"files/{file_id}")
+            desk.metrics.expired_files.inc()
+
+
+async def remove_unnamed(desk: Desk) -> None:
+    """Bytes of files without a record, and parts of batches that have ended."""
+    removed = 0
+    for name in await desk.storage.names("files"):
+        file_id = name.rpartition("/")[2]
+        if _is_old(FILE, file_id) and await desk.client.file(file_id) is None:
+            await desk.storage.delete(name)
+            removed += 1
+    for batch_id in {name.split("/")[1] for name in await desk.storage.names("parts")}:
+        batch = await desk.client.batch(batch_id)
+        if batch.status.is_terminal if batch is not None else _is_old(BATCH, batch_id):
+            for name in await desk.storage.names(f"parts/{batch_id}"):
+                await desk.storage.delete(name)
+                removed += 1
+    if removed:
+        log.info("removed %d objects that nothing names", removed)
+
+
+def _is_old(kind: str, name: str) -> bool:
+    return is_id(kind, name) and made_at(name) < time.time() - _NOT_YET_NAMED_S
