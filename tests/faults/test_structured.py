@@ -280,8 +280,8 @@ def test_batch_files(service: tuple[str, str], tmp_path: Path) -> None:
     answers = {answer["custom_id"]: answer for answer in map(json.loads, target.read_text().splitlines())}
     assert is_valid(answers["plain"]["response"]["body"]["choices"][0]["text"], PERSON)
     assert is_valid(answers["0"]["response"]["body"]["choices"][0]["message"]["content"], PERSON)
-    assert answers["1"]["error"]["code"] == "invalid_grammar"
-    assert answers["1"]["error"]["param"] == "response_format"
+    error = answers["1"]["response"]["body"]["error"]
+    assert (error["code"], error["param"]) == ("invalid_grammar", "response_format")
 
 
 # Kills

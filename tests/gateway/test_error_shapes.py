@@ -31,7 +31,7 @@ async def test_paths_below_messages_answer_in_anthropic_s_shape(
     assert (reply.json()["type"], set(reply.json()["error"])) == ("error", {"type", "message"})
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/files", "/v1/skills", "/v1/messagesx", "/nothing"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/vector_stores", "/v1/skills", "/v1/messagesx", "/nothing"])
 async def test_other_paths_answer_in_the_shape_of_the_client(http: httpx.AsyncClient, path: str) -> None:
     ours = await http.post(path)
     assert (ours.status_code, ours.json()["error"]["code"]) == (404, "not_found")

@@ -25,7 +25,7 @@ from waiting import until
 from worker_process import WorkerProcess
 
 from octavo.service.server import EmbeddedServer
-from octavo.service.service import free_port
+from octavo.service.server import free_port
 
 LEASE_S = 3.0
 SPECIMENS = 40
