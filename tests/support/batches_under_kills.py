@@ -24,8 +24,7 @@ from killable_server import killable_server
 from waiting import until
 from worker_process import WorkerProcess
 
-from octavo.service.server import EmbeddedServer
-from octavo.service.server import free_port
+from octavo.service.server import EmbeddedServer, free_port
 
 LEASE_S = 3.0
 SPECIMENS = 40
