@@ -34,7 +34,7 @@ async def _serve(settings: ClerkSettings, place: str) -> None:
         task = asyncio.create_task(Clerk(desk, settings.clerk_lease).run())
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, lambda: task.cancelling() or task.cancel())  # a second one changes nothing
         log.info("looking for batches")
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
