@@ -33,6 +33,7 @@ from octavo.queue.protocol import Append, Cell, Claim
 from octavo.service.server import EmbeddedServer
 from octavo.service.storage import open_storage
 from octavo.service.storage.interface import in_pieces
+from octavo.service.storage.places import file_name
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 from octavo.terms.workers import ModelCard, WorkerInfo
 from octavo_worker.bench.report import encode, report, write
@@ -85,7 +86,7 @@ async def measure(folder: Path, url: str, count: int, workers: int) -> dict[str,
         card = ModelCard(name=MODEL, max_model_len=4096, vocab_size=9, has_tokenizer=True, created_at=1.0)
         await run(client.redis, CELL.register_model(card))
         data, file_id = lines(count), new_id(FILE)
-        await open_storage(str(folder)).put(f"files/{file_id}", in_pieces(data))
+        await open_storage(str(folder)).put(file_name(file_id), in_pieces(data))
         await client.note_file(NewFile(file_id, "acme", "in", "batch", len(data), "00"), cap=1 << 40)
         with ExitStack() as stack:
 

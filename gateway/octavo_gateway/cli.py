@@ -12,10 +12,9 @@ from pydantic import ValidationError
 
 from octavo.queue.address import parse_address
 from octavo.queue.connection import default_url
-from octavo.service.flags import flags_of
+from octavo.service.flags import bad_flag, flags_of
 from octavo.service.ports import refusal
 from octavo.terms.errors import ServerUnavailable
-from octavo.terms.problems import in_words
 from octavo_gateway.auth import Keyring
 from octavo_gateway.files.beside import start_clerk
 from octavo_gateway.http.protocol import raise_file_limit
@@ -36,9 +35,7 @@ def gateway(**given: Any) -> None:
         settings.master_secret()
         parse_address(settings.redis_url or default_url())
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        name = str(first["loc"][0]).removeprefix("OCTAVO_").lower().replace("_", "-")
-        raise typer.BadParameter(in_words(first, f"--{name}")) from None
+        raise bad_flag(error) from None
     except (ValueError, OSError, ServerUnavailable) as error:
         raise typer.BadParameter(str(error)) from None
     if settings.port and (why := refusal(settings.host, settings.port)) is not None:

@@ -35,6 +35,7 @@ from scripted_worker import ScriptedWorker
 from waiting import until
 
 from octavo.queue.protocol import Claim
+from octavo.service.ports import free_port
 from octavo.service.server import EmbeddedServer, die_with_parent
 from octavo.terms.messages import Chunk, JobError, JobStatus, TokenLogprob
 from octavo.terms.models import JobRequest
@@ -80,12 +81,6 @@ def gateway(redis_url: str, port: int, log: Path, *more: str) -> subprocess.Pope
 def answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def tool() -> str:

@@ -16,8 +16,8 @@ from rich.console import Console
 from waiting import STALL_S
 
 from octavo.service.service_log import ServiceLog
+from octavo.terms.logs import configure_logging
 from octavo_gateway.logs import log_config
-from octavo_worker.agent.logs import configure_logging
 
 HOSTILE = "job \x1b]0;owned\x07 \x9b31m\r\nforged"
 
@@ -36,7 +36,7 @@ def tell(process: str, log_format: Any) -> None:
     if process == "gateway":
         logging.config.dictConfig(log_config("info", log_format))
     else:
-        configure_logging("info", log_format)
+        configure_logging("octavo_worker", "info", log_format)
     logging.getLogger("octavo_worker.x").info("serving %s", "demo")
     try:
         raise ValueError(HOSTILE)

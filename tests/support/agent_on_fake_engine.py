@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from octavo_worker.agent.logs import configure_logging
+from octavo.terms.logs import configure_logging
 from octavo_worker.agent.supervisor import WorkerFailed, serve
 from octavo_worker.assembly.settings import WorkerSettings
 
@@ -17,7 +17,7 @@ def main() -> None:
     fake, *flags = sys.argv[1:]
     given = (flag.removeprefix("--").split("=", 1) for flag in flags)
     options = WorkerSettings(**{name.replace("-", "_"): value for name, value in given}).options()
-    configure_logging("debug")
+    configure_logging("octavo_worker", "debug")
     engine_options = msgspec.structs.replace(
         options.engine,
         model=f"fake:vocab_size=2048,{fake}",

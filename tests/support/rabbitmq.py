@@ -11,15 +11,10 @@ from pathlib import Path
 
 from waiting import eventually
 
+from octavo.service.ports import free_port
 from octavo.service.server import die_with_parent
 
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one on PATH goes on as another user
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _answers(port: int) -> bool:
@@ -30,7 +25,7 @@ def _answers(port: int) -> bool:
 @contextmanager
 def rabbitmq(folder: Path) -> Iterator[str]:
     """Its address, until the context ends."""
-    port, mapper, plugins = _free_port(), _free_port(), folder / "plugins"
+    port, mapper, plugins = free_port(), free_port(), folder / "plugins"
     plugins.write_text("[].\n")
     env = {
         **os.environ,
@@ -39,7 +34,7 @@ def rabbitmq(folder: Path) -> Iterator[str]:
         "RABBITMQ_NODENAME": f"octavo{port}@localhost",
         "RABBITMQ_NODE_PORT": str(port),
         "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-        "RABBITMQ_DIST_PORT": str(_free_port()),
+        "RABBITMQ_DIST_PORT": str(free_port()),
         "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),

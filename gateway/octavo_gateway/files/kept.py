@@ -65,8 +65,3 @@ def kept(request: Request) -> Kept:
     """A FastAPI dependency."""
     files: Kept = request.state.gateway.files
     return files
-
-
-def blob(file_id: str) -> str:
-    """Its name in the storage."""
-    return f"files/{file_id}"

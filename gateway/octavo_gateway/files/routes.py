@@ -12,10 +12,11 @@ from fastapi.responses import Response, StreamingResponse
 from octavo.dialects.openai.batch.objects import file_object
 from octavo.queue.batches.keys import FILE, is_id, new_id
 from octavo.service.storage.interface import NotStored
+from octavo.service.storage.places import file_name
 from octavo.terms.errors import InvalidRequest
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.errors import ApiError
-from octavo_gateway.files.kept import Kept, blob, kept, no_file
+from octavo_gateway.files.kept import Kept, kept, no_file
 from octavo_gateway.files.ranges import span_of
 from octavo_gateway.files.upload import Upload, described_form
 from octavo_gateway.state import Gateway
@@ -34,11 +35,11 @@ async def create(request: Request, tenant: CurrentTenant, files: Files) -> dict[
     storage = await files.storage()
     upload, file_id = Upload(request), new_id(FILE)
     try:
-        await storage.put(blob(file_id), upload.pieces())
+        await storage.put(file_name(file_id), upload.pieces())
         cap = gateway.settings.max_files_bytes_per_tenant
         info = await files.client.note_file(upload.file(file_id, tenant), cap=cap)
     except BaseException:
-        await asyncio.shield(gateway.spawn(storage.delete(blob(file_id))))
+        await asyncio.shield(gateway.spawn(storage.delete(file_name(file_id))))
         raise
     return file_object(info)
 
@@ -87,7 +88,7 @@ async def delete(tenant: CurrentTenant, files: Files, file_id: str) -> dict[str,
         raise ApiError(409, message, code="file_in_use", headers={"x-should-retry": "false"})
     if outcome != "ok":
         raise no_file(file_id)
-    await storage.delete(blob(file_id))
+    await storage.delete(file_name(file_id))
     return {"id": file_id, "object": "file", "deleted": True}
 
 
@@ -106,7 +107,7 @@ async def content(request: Request, tenant: CurrentTenant, files: Files, file_id
     }
     if span is not None:
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{info.size}"
-    pieces = storage.read(blob(file_id), start, end)
+    pieces = storage.read(file_name(file_id), start, end)
     try:
         first = await anext(pieces, b"")
     except NotStored:

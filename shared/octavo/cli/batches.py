@@ -13,10 +13,10 @@ from rich.text import Text
 from octavo.cli.console import AsJson, fail, print_json
 from octavo.service.batches.remote import Gateway
 from octavo.service.console import err, out
+from octavo.terms.batches import BatchStatus
 from octavo.terms.logs import printable
 
 _POLL_S = 1.0
-_ENDED = ("completed", "failed", "expired", "cancelled")
 
 Url = Annotated[str | None, typer.Option("--url", help="Address of the gateway.  [default: OCTAVO_URL, `octavo up`]")]
 BatchId = Annotated[str, typer.Argument(help="A batch, as `submit` names it.")]
@@ -66,7 +66,7 @@ def fetch(
     """Download what a batch has come to. Exit code 1 if it has not ended, or lines have no answer."""
     gateway = Gateway.found(url)
     batch = gateway.batch(batch_id)
-    if batch["status"] not in _ENDED:
+    if not _has_ended(batch):
         raise fail(f"{batch_id} is {batch['status']}: wait with octavo batch status {batch_id} --watch")
     for path, file_id in ((target, batch["output_file_id"]), (errors, batch["error_file_id"])):
         if path is not None:
@@ -97,8 +97,12 @@ def _endpoint(source: Path) -> str:
         raise fail(f"{source}: the first line is no batch line with a url; octavo batch run takes plain ones") from None
 
 
+def _has_ended(batch: dict[str, Any]) -> bool:
+    return BatchStatus(batch["status"]).is_terminal
+
+
 def _watched(gateway: Gateway, batch: dict[str, Any]) -> dict[str, Any]:
-    while batch["status"] not in _ENDED:
+    while not _has_ended(batch):
         time.sleep(_POLL_S)
         batch = gateway.batch(batch["id"])
     return batch

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from octavo.service.clerk.process import run_clerk
 from octavo.service.clerk.settings import ClerkSettings
-from octavo.service.flags import flags_of
-from octavo.terms.problems import in_words
+from octavo.service.flags import bad_flag, flags_of
 
 
 @flags_of(ClerkSettings)
@@ -20,9 +19,7 @@ def clerk(**given: Any) -> None:
     try:
         settings = ClerkSettings(**flags)
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        name = str(first["loc"][0]).removeprefix("OCTAVO_").lower().replace("_", "-")
-        raise typer.BadParameter(in_words(first, f"--{name}")) from None
+        raise bad_flag(error) from None
     try:
         run_clerk(settings)
     except OSError as error:

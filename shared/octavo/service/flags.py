@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from octavo.terms.problems import in_words
 
 
 def flags_of(settings: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -29,6 +31,13 @@ def flags_of(settings: type[BaseModel]) -> Callable[[Callable[..., None]], Calla
         return function
 
     return decorate
+
+
+def bad_flag(error: ValidationError) -> typer.BadParameter:
+    """The first problem of settings, in terms of the flag that sets it."""
+    first = error.errors(include_input=False)[0]
+    name = str(first["loc"][0]).removeprefix("OCTAVO_").lower().replace("_", "-")
+    return typer.BadParameter(in_words(first, f"--{name}"))
 
 
 def _typed(annotation: Any) -> Any:

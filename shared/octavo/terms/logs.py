@@ -53,6 +53,16 @@ def printable(text: str) -> str:
     return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
+def configure_logging(package: str, level: str, log_format: LogFormat = "auto") -> None:
+    """Send this process's logs to stderr: those of the package from the level on, warnings of other libraries."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(log_format))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger(package).setLevel(level.upper())
+
+
 def formatter(log_format: LogFormat) -> logging.Formatter:
     """For standard error; `auto` asks whether that is a terminal."""
     is_text = sys.stderr.isatty() if log_format == "auto" else log_format == "text"

@@ -30,10 +30,10 @@ def worker(**flags: Any) -> None:
         raise typer.Exit(_BAD_USAGE) from None
     if options.replicas > 1 or options.devices is not None:
         _run_replicas(options, flags)
-    from octavo_worker.agent.logs import configure_logging
+    from octavo.terms.logs import configure_logging
     from octavo_worker.agent.supervisor import WorkerFailed, WrongSetting, serve  # after the flags are known to be good
 
-    configure_logging(options.log_level, options.log_format)
+    configure_logging("octavo_worker", options.log_level, options.log_format)
     try:
         asyncio.run(serve(options))
     except WorkerFailed as failure:

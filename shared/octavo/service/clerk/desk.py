@@ -71,7 +71,7 @@ class Desk:
         """True if jobs for the model are accepted."""
         with self.client.errors():
             cards = await known_models(self.client.redis, self.keys)
-        return any(model in (card.name, *card.aliases) for card in cards)
+        return any(model in card.names for card in cards)
 
     async def try_grammars(self, request: LineRequest, tenant: str) -> None:
         """Raises GrammarError for a line that no worker could follow. Where there is no time, workers try it."""

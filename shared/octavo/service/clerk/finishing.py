@@ -9,7 +9,7 @@ from octavo.queue.batches.calls import NewFile, Part
 from octavo.queue.batches.keys import FILE, new_id
 from octavo.queue.batches.reading import read_parts
 from octavo.service.clerk.desk import Desk, Lost
-from octavo.service.clerk.harvest import part_names
+from octavo.service.storage.places import file_name, part_names, parts_folder
 from octavo.terms.batches import BatchInfo, BatchStatus
 
 _PURPOSE = "batch_output"
@@ -26,7 +26,7 @@ async def finish(desk: Desk, batch: BatchInfo, token: str) -> None:
     if outcome != "ok":
         for file in (out, err):
             if file is not None:
-                await desk.storage.delete(f"files/{file.id}")
+                await desk.storage.delete(file_name(file.id))
     if outcome == "fenced":
         raise Lost
     if outcome == "ok":
@@ -34,10 +34,12 @@ async def finish(desk: Desk, batch: BatchInfo, token: str) -> None:
         await remove_parts(desk, batch.id)
 
 
-async def remove_parts(desk: Desk, batch_id: str) -> None:
-    """Remove all parts of a batch that has ended, also those that never counted."""
-    for name in await desk.storage.names(f"parts/{batch_id}"):
+async def remove_parts(desk: Desk, batch_id: str) -> int:
+    """Remove all parts of a batch that has ended, also those that never counted. How many files they were."""
+    names = await desk.storage.names(parts_folder(batch_id))
+    for name in names:
         await desk.storage.delete(name)
+    return len(names)
 
 
 def _final(batch: BatchInfo) -> BatchStatus:
@@ -61,6 +63,6 @@ async def _joined(desk: Desk, batch: BatchInfo, parts: list[Part], kind: int, wo
                     digest.update(piece)
                     yield piece
 
-    await desk.storage.put(f"files/{file_id}", pieces())
+    await desk.storage.put(file_name(file_id), pieces())
     name = f"{batch.id}_{word}.jsonl"
     return NewFile(file_id, batch.tenant, name, _PURPOSE, size, digest.hexdigest(), batch.output_expires_s)

@@ -16,6 +16,7 @@ from octavo.service.clerk.input_file import InputFile
 from octavo.service.clerk.results import AT_ONCE, Outcome, read_outcomes
 from octavo.service.clerk.submission import Line, Submission, read_line, too_large
 from octavo.service.storage.interface import in_pieces
+from octavo.service.storage.places import part_names
 from octavo.terms.batches import BatchInfo, BatchStatus, BatchUsage
 from octavo.terms.errors import InvalidRequest, OctavoError
 from octavo.terms.messages import JobStatus
@@ -25,11 +26,6 @@ _PART_BYTES = 8 << 20
 _SKIPPED_AT_ONCE = 4096
 _MOST_MEMBERS = 4 * MOST_WINDOW  # lines of many prompts go beyond the window
 _NO_JOB = "-"
-
-
-def part_names(batch_id: str, name: str) -> tuple[str, str]:
-    """The names of a part's two files in the storage."""
-    return f"parts/{batch_id}/{name}.out", f"parts/{batch_id}/{name}.err"
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 
 from octavo.client.batches import BatchClient
 from octavo.service.clerk.clerk import Clerk
@@ -13,7 +12,7 @@ from octavo.service.clerk.desk import Desk
 from octavo.service.clerk.settings import ClerkSettings
 from octavo.service.storage import open_storage
 from octavo.terms.errors import OctavoError
-from octavo.terms.logs import LogFormat, formatter
+from octavo.terms.logs import configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ def run_clerk(settings: ClerkSettings) -> None:
     """Work until a signal. Raises OctavoError without a storage, OSError for a port that is taken."""
     if settings.files is None:
         raise OctavoError("a clerk needs the files of the gateways: set OCTAVO_FILES to the same folder or address")
-    _configure_logging(settings.log_level, settings.log_format)
+    configure_logging("octavo", settings.log_level, settings.log_format)
     asyncio.run(_serve(settings, settings.files))
 
 
@@ -40,12 +39,3 @@ async def _serve(settings: ClerkSettings, place: str) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
         log.info("gave its batches back")
-
-
-def _configure_logging(level: str, log_format: LogFormat) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter(log_format))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)  # other libraries
-    logging.getLogger("octavo").setLevel(level.upper())

@@ -100,23 +100,10 @@ class Submission:
         """Raises InvalidRequest for a job that is too large."""
         if len(jobs) > 1:
             self.jobs_of[place] = len(jobs)
-        return [self._call(place, index, job, priority) for index, job in enumerate(jobs)]
-
-    def _call(self, place: int, index: int, job: JobRequest, priority: Priority) -> Call[Enqueued]:
-        batch, desk = self._batch, self._desk
-        left_s = max(_LEAST_TIME_S, batch.expires_at - desk.now())
-        asked = {"priority": priority, "timeout_s": min(left_s, job.timeout_s or left_s)}
-        seed = job.sampling.seed
-        return desk.cell.enqueue(
-            desk.keys.new_job_id(),
-            job.model_copy(update=asked),
-            seed=_seed(batch.id, place, index) if seed is None else seed,
-            tenant=batch.tenant,
-            idempotency_key=f"batch\n{batch.id}\n{place}\n{index}",
-            limits=desk.limits,
-            retention=desk.retention,
-            line=LineOfBatch(batch.id, self._token, place, index),
-        )
+        return [
+            _call(self._desk, self._batch, LineOfBatch(self._batch.id, self._token, place, index), job, priority)
+            for index, job in enumerate(jobs)
+        ]
 
     async def _enqueue(self, calls: Sequence[Call[Enqueued]]) -> None:
         """All of them. Raises Fenced, and the first other error: then all are sent again."""
@@ -133,10 +120,28 @@ class Submission:
 def too_large(desk: Desk, batch: BatchInfo, request: LineRequest) -> InvalidRequest | None:
     """The error of a request whose job cannot be written down, if it cannot."""
     try:
-        Submission(desk, batch, "", InputFile(desk.storage, ""))._of_line(0, request.jobs, "batch")
+        for index, job in enumerate(request.jobs):
+            _call(desk, batch, LineOfBatch(batch.id, "", 0, index), job, "batch")
     except InvalidRequest as error:
         return error
     return None
+
+
+def _call(desk: Desk, batch: BatchInfo, line: LineOfBatch, job: JobRequest, priority: Priority) -> Call[Enqueued]:
+    """Raises InvalidRequest for a job that is too large."""
+    left_s = max(_LEAST_TIME_S, batch.expires_at - desk.now())
+    asked = {"priority": priority, "timeout_s": min(left_s, job.timeout_s or left_s)}
+    seed = job.sampling.seed
+    return desk.cell.enqueue(
+        desk.keys.new_job_id(),
+        job.model_copy(update=asked),
+        seed=_seed(batch.id, line.place, line.index) if seed is None else seed,
+        tenant=batch.tenant,
+        idempotency_key=f"batch\n{batch.id}\n{line.place}\n{line.index}",
+        limits=desk.limits,
+        retention=desk.retention,
+        line=line,
+    )
 
 
 def _seed(batch_id: str, place: int, index: int) -> int:

@@ -8,6 +8,8 @@ import time
 from octavo.queue.batches.keys import BATCH, FILE, is_id, made_at
 from octavo.queue.batches.reading import read_expired
 from octavo.service.clerk.desk import Desk
+from octavo.service.clerk.finishing import remove_parts
+from octavo.service.storage.places import FILES, PARTS, file_name
 
 log = logging.getLogger(__name__)
 
@@ -21,24 +23,22 @@ async def remove_expired(desk: Desk) -> None:
         due = await read_expired(desk.client.redis, desk.client.keys, desk.now(), _AT_ONCE)
     for file_id in due:
         if await desk.client.drop_file(file_id, expired=True) == "ok":
-            await desk.storage.delete(f"files/{file_id}")
+            await desk.storage.delete(file_name(file_id))
             desk.metrics.expired_files.inc()
 
 
 async def remove_unnamed(desk: Desk) -> None:
     """Bytes of files without a record, and parts of batches that have ended."""
     removed = 0
-    for name in await desk.storage.names("files"):
+    for name in await desk.storage.names(FILES):
         file_id = name.rpartition("/")[2]
         if _is_old(FILE, file_id) and await desk.client.file(file_id) is None:
             await desk.storage.delete(name)
             removed += 1
-    for batch_id in {name.split("/")[1] for name in await desk.storage.names("parts")}:
+    for batch_id in {name.split("/")[1] for name in await desk.storage.names(PARTS)}:
         batch = await desk.client.batch(batch_id)
         if batch.status.is_terminal if batch is not None else _is_old(BATCH, batch_id):
-            for name in await desk.storage.names(f"parts/{batch_id}"):
-                await desk.storage.delete(name)
-                removed += 1
+            removed += await remove_parts(desk, batch_id)
     if removed:
         log.info("removed %d objects that nothing names", removed)
 

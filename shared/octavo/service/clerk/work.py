@@ -8,6 +8,7 @@ import logging
 import math
 from time import monotonic
 
+from octavo.dialects.openai.batch.envelope import FileCheck
 from octavo.queue.batches.reading import read_load, read_members
 from octavo.queue.calls import run_many
 from octavo.service.clerk.desk import Desk, Lost, Moved
@@ -17,6 +18,7 @@ from octavo.service.clerk.input_file import InputFile
 from octavo.service.clerk.pace import Pace
 from octavo.service.clerk.submission import Submission
 from octavo.service.storage.interface import NotStored
+from octavo.service.storage.places import file_name
 from octavo.terms.batches import BatchInfo, BatchStatus, LineError
 from octavo.terms.errors import OctavoError, QueueFull, ServerUnavailable, StorageUnavailable, UnknownModel
 from octavo.terms.fields import Priority
@@ -92,7 +94,7 @@ class Work:
         """Check the structure of the file, all of it, before anything runs."""
         client = self._desk.client
         try:
-            source, check = await InputFile.read(self._desk.storage, f"files/{batch.input_file_id}", batch.endpoint)
+            source, check = await self._read_input(batch)
             errors = list(check.errors)
         except NotStored:
             source, errors = None, [LineError("file_not_found", "the input file is gone", None, "input_file_id")]
@@ -135,9 +137,11 @@ class Work:
     async def _input(self, batch: BatchInfo) -> InputFile:
         """The index of the input, made anew by an owner that takes over. Raises NotStored."""
         if self._source is None:
-            name = f"files/{batch.input_file_id}"
-            self._source, _ = await InputFile.read(self._desk.storage, name, batch.endpoint)
+            self._source, _ = await self._read_input(batch)
         return self._source
+
+    async def _read_input(self, batch: BatchInfo) -> tuple[InputFile, FileCheck]:
+        return await InputFile.read(self._desk.storage, file_name(batch.input_file_id), batch.endpoint)
 
     async def _harvest_when_due(
         self, harvest: Harvest, batch: BatchInfo, is_open: int, ended: int, parts: int, end: str | None
