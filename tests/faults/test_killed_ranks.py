@@ -110,13 +110,7 @@ def is_gone(process: psutil.Process) -> bool:
 def test_the_loss_of_a_rank_changes_no_byte_of_any_stream(scene: Scene, victim: int, number: signal.Signals) -> None:
     queue, worker = scene.queue, scene.workers[0]
     ranks, worker_id = processes(worker), worker.id
-    jobs = submit_all(queue, f"{victim} {number}")
-
-    def is_busy() -> bool:
-        states = queue.fields(jobs, "wid", "st", "n")
-        return sum((who, st) == (worker_id, "running") and int(n or 0) > 5 for who, st, n in states) >= 4
-
-    eventually(is_busy)
+    jobs, _ = queue.in_mid_run(worker_id, lambda: submit_all(queue, f"{victim} {number}"), wanted=4)
     os.kill(ranks[victim].pid, number)
     lost_at = time.monotonic()
     eventually(lambda: all(map(is_gone, ranks)))

@@ -113,13 +113,6 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield Scene(kind, queue, workers, undisturbed or answers(results))
 
 
-def in_progress(worker: WorkerProcess, queue: Queue, jobs: list[str]) -> list[str]:
-    """Jobs that the worker is well into."""
-    own_id = worker.id
-    states = zip(jobs, queue.fields(jobs, "wid", "st", "n"), strict=True)
-    return [job for job, (owner, status, n) in states if owner == own_id and status == "running" and int(n or 0) > 10]
-
-
 def serves(worker: WorkerProcess) -> bool:
     """Its engine has loaded: also after a kill."""
     info = worker.info()
@@ -131,14 +124,7 @@ def test_a_kill_in_mid_run_changes_no_byte_of_any_stream(scene: Scene, victim: s
     queue, worker = scene.queue, scene.workers[0]
     eventually(lambda: serves(worker))
     pid = worker.engine_pid if victim == "engine" else worker.pid
-    jobs = submit_all(queue, victim, scene.kind)
-    hit: list[str] = []
-
-    def is_busy() -> bool:
-        hit[:] = in_progress(worker, queue, jobs)
-        return len(hit) >= 8
-
-    eventually(is_busy)
+    jobs, hit = queue.in_mid_run(worker.id, lambda: submit_all(queue, victim, scene.kind), wanted=8)
     os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
     orphans = {job: queue.stored(job) for job in hit if not queue.status(job).is_terminal}

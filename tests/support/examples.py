@@ -116,7 +116,8 @@ class Session:
         (self.folder / ".curlrc").write_text(f"fail-with-body\nmax-time = {STALL_S}\n")
         if NODE_MODULES.exists():
             (self.folder / "node_modules").symlink_to(NODE_MODULES)
-        self.environment = {**self.environment, "HOME": str(self.folder), "PYTHONUNBUFFERED": "1"}
+        installed = f"{Path(sys.executable).parent}{os.pathsep}{self.environment['PATH']}"
+        self.environment |= {"PATH": installed, "HOME": str(self.folder), "PYTHONUNBUFFERED": "1"}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

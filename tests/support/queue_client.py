@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import redis
@@ -62,6 +63,23 @@ class Queue:
 
     def stored(self, job_id: str) -> int:
         return int(self.field(job_id, "n") or 0)
+
+    def in_progress(self, worker_id: str, job_ids: list[str]) -> list[str]:
+        """Jobs that the worker is well into."""
+        states = zip(job_ids, self.fields(job_ids, "wid", "st", "n"), strict=True)
+        return [job for job, (who, st, n) in states if (who, st) == (worker_id, "running") and int(n or 0) > 5]
+
+    def in_mid_run(
+        self, worker_id: str, submit_all: Callable[[], list[str]], wanted: int
+    ) -> tuple[list[str], list[str]]:
+        """Jobs, and those of them that the worker is well into. They are submitted again, and fewer are wanted, where
+        they ended before so many were seen: a busy machine may look too late."""
+        while True:
+            jobs = submit_all()
+            while not all(self.status(job).is_terminal for job in jobs):
+                if len(hit := self.in_progress(worker_id, jobs)) >= wanted:
+                    return jobs, hit
+            wanted = max(1, wanted // 2)
 
     def wait(self, job_id: str, timeout: float = STALL_S) -> Result:
         """The result, after checking that the stream tells the same story: gapless, no repeats, one end."""
