@@ -12,6 +12,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from queue_client import VOCABULARY, Queue, expected, known_queue
+from tiers import examples
 
 from octavo.terms.messages import JobStatus
 from octavo_worker.contract.messages import BeamOptions
@@ -129,7 +130,8 @@ def test_the_machine(redis_sync: redis.Redis) -> None:
     class Machine(Fleet):
         connection = redis_sync
 
-    options = settings(max_examples=12, stateful_step_count=25, phases=[Phase.generate])  # to shrink takes minutes
+    # to shrink takes minutes
+    options = settings(max_examples=examples(12, quick=4), stateful_step_count=25, phases=[Phase.generate])
     run_state_machine_as_test(Machine, settings=options)
 
 

@@ -157,8 +157,9 @@ def test_a_line_is_undone_where_the_batch_is_why(
 
 
 async def test_members_that_something_else_moved_are_put_back_and_the_batch_ends(
-    submission: Any, desk: Desk, redis_url: str
+    submission: Any, desk: Desk, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("octavo.service.clerk.work._RECHECK_S", 0.1)
     bench, own, _ = submission
     await own.submit(0, 100, "batch")
     for _ in range(7):

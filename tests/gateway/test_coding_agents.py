@@ -64,7 +64,7 @@ async def test_a_turn_whose_gateway_is_killed(redis_url, start_model, tmp_path, 
     assert "a heron" in str(last.body)
 
 
-@each_agent
+@pytest.mark.parametrize("agent", {agent.package: agent for agent in AGENTS}.values(), ids=lambda agent: agent.package)
 async def test_the_program_is_the_one_that_is_pinned(agent: Agent, tmp_path):
     async with run_program(
         str(NODE / "node_modules" / ".bin" / agent.words[0]), "--version", HOME=str(tmp_path)

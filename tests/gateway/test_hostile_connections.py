@@ -151,7 +151,7 @@ async def test_a_client_that_takes_a_byte_now_and_then_is_kept() -> None:
 
 
 TEXT = "word " * 200_000
-READS = ["/v1/jobs/{id}/stream", "/v1/jobs/{id}/log?offset=-1&live=sse", "/v1/jobs/{id}/result", "/v1/jobs/{id}/log"]
+READS = ["/v1/jobs/{id}/stream", "/v1/jobs/{id}/log?offset=-1&live=sse", "/v1/jobs/{id}/result"]  # a page fits a socket
 
 
 class Wordy(ScriptedWorker):

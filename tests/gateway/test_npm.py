@@ -108,6 +108,7 @@ async def serving_writes(gateway: str, redis_url: str, connection: Any) -> Async
             await serving
 
 
+@pytest.mark.full
 async def test_the_public_conformance_tests_pass_where_they_read(own_gateway, redis_url, redis_async):
     await register(redis_async, WRITTEN)
     url = own_gateway(keep_alive=3.0)

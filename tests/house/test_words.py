@@ -64,7 +64,9 @@ def test_no_pronoun_stands_for_a_request_or_a_worker() -> None:
     found = {
         str(path.relative_to(ROOT)): words
         for path in files()
-        if path != Path(__file__) and (words := [word for part in prose(path) for word in PRONOUNS.findall(part)])
+        if path != Path(__file__)
+        and PRONOUNS.search(path.read_text())  # to look for comments takes ten times as long
+        and (words := [word for part in prose(path) for word in PRONOUNS.findall(part)])
     }
     assert found == {}
 

@@ -32,7 +32,7 @@ def chained(runner: PagedRunner, **options: Any) -> ChainedRunner:
     return ChainedRunner(runner, **{"most": MOST, "rows": ROWS} | options)
 
 
-@pytest.mark.full(but="every value")
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draft_that_is_the_target_is_always_right(kind: str, memory: str) -> None:

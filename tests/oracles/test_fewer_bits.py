@@ -67,13 +67,13 @@ def together(runner: PagedRunner) -> Answers:
     return answers
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 def test_alone(runner: PagedRunner, together: Answers) -> None:
     for i in range(0, COUNT, 5):
         assert Engine(runner).run([numbered(i)]).tokens[str(i)] == together.tokens[str(i)]
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 def test_after_a_hit_in_the_prefix_cache(runner: PagedRunner, together: Answers) -> None:
     engine = Engine(runner)
     engine.run([numbered(i) for i in range(COUNT)])
@@ -82,7 +82,7 @@ def test_after_a_hit_in_the_prefix_cache(runner: PagedRunner, together: Answers)
     assert sum(again.cached.values()) > 500
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_after_preemption(runner: PagedRunner, together: Answers, mode: str) -> None:
     hosts = runner.num_host_blocks if mode == "swap" else 0
@@ -93,7 +93,7 @@ def test_after_preemption(runner: PagedRunner, together: Answers, mode: str) -> 
     assert answers.tokens == together.tokens
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 def test_after_a_takeover(runner: PagedRunner, together: Answers) -> None:
     for i in range(0, COUNT, 7):
         whole = together.tokens[str(i)]
@@ -102,6 +102,7 @@ def test_after_a_takeover(runner: PagedRunner, together: Answers) -> None:
             assert Engine(runner).run([numbered(i, resumed=resumed)]).tokens[str(i)] == whole
 
 
+@pytest.mark.full(but=3)
 def test_a_token_computed_again_has_the_same_bytes(runner: PagedRunner) -> None:
     tokens = prompt(5)[:100]
     runner.kv_cache.view(torch.uint8).zero_()

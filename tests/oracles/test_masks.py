@@ -95,6 +95,7 @@ def check(answers: Answers) -> None:
                 assert text in json.loads(WORDS.text)
 
 
+@pytest.mark.full(but=1)
 def test_texts_obey_and_neighbours_are_byte_identical(runner: ModelRunner) -> None:
     together, alone = Engine(runner).run([*free(), *bound()]), Engine(runner).run(free())
     check(together)
@@ -128,6 +129,7 @@ def test_little_memory_changes_nothing(runner: ModelRunner, preemption: str) -> 
     assert answers.tokens == Engine(runner).run([*bound(), *free()]).tokens
 
 
+@pytest.mark.full(but=1)
 def test_a_takeover_in_the_middle(runner: ModelRunner) -> None:
     whole = Engine(runner).run(bound())
     heirs = []

@@ -99,6 +99,7 @@ def test_blocks_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert tight.tokens == expected.tokens
 
 
+@pytest.mark.full
 def test_masks_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = Engine(load_runner(options_of("demo"))).run([*free(), *bound()])
     pretend(monkeypatch)

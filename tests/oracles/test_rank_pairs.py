@@ -76,7 +76,7 @@ def requests() -> list[AddRequest]:
     return [request(str(i), [5 + i, *range(300, 320 + 9 * i)], seed=i, max_tokens=24, **k) for i, k in enumerate(kinds)]
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 def test_all_kinds_of_requests(two: Two) -> None:
     roomy = Engine(two.ranks).run(requests())
     for asked in requests():
@@ -97,7 +97,7 @@ def obeys(answers: Answers) -> None:
     assert all(text_of(tokens)[:12].strip("abcdef") == "" for tokens in answers.tokens["6"].values())
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 def test_drafts(two: Two) -> None:
     """Rows of one step are those of steps of one row, on two ranks as on one."""
     prompt, params = list(range(7, 27)), EngineSampling(seed=5, max_tokens=9, temperature=0.9, top_p=0.9)

@@ -83,7 +83,7 @@ def assert_close(found: Answers, expected: Answers, close: float = CLOSE) -> Non
                 assert a.logprob == pytest.approx(b.logprob, abs=close)
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(name: str, cpu_pair: Callable[[str], Pair], ranked: Callable[..., ModelRunner]) -> None:
     pair = cpu_pair(name)
@@ -126,6 +126,7 @@ def test_preemption_changes_no_bit(
     assert tight.tokens == Engine(cpu_pair("llama").runner).run(random_requests(60)).tokens
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_sequences_longer_than_the_pool(
     name: str, cpu_pair: Callable[[str], Pair], ranked: Callable[..., ModelRunner]
@@ -136,6 +137,7 @@ def test_sequences_longer_than_the_pool(
     assert tight.tokens == Engine(cpu_pair(name).runner).run([long]).tokens
 
 
+@pytest.mark.full
 def test_a_model_that_slides(cpu_pair: Callable[[str], Pair], ranked: Callable[..., ModelRunner]) -> None:
     requests = [request(str(i), prompt(100 + i, i), n=1 + i, temperature=1.0, max_tokens=90) for i in range(3)]
     runner = ranked(cpu_pair("mistral").folder)

@@ -59,6 +59,7 @@ def test_a_large_batch_changes_no_bit_of_logprobs(name: str, cpu_pair: Callable[
         assert together.prompt_logprobs["x"] == expected.prompt_logprobs["x"]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ROUTES)
 def test_preemption_does_not_change_samples(name: str, pair: Callable[[str], Pair]) -> None:
     crowded = Engine(pair(name).runner, num_blocks=20).run([seeded(i) for i in range(12)])
@@ -66,6 +67,7 @@ def test_preemption_does_not_change_samples(name: str, pair: Callable[[str], Pai
     assert [crowded.tokens[str(i)][0] for i in range(12)] == [alone(pair(name), i) for i in range(12)]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ROUTES)
 def test_takeover_continues_at_the_next_token(name: str, pair: Callable[[str], Pair]) -> None:
     for i in range(4):

@@ -56,6 +56,7 @@ def test_tokens_are_those_of_transformers_in_the_memory_of_a_window(name: str, p
     assert len(set(output)) > 10, "degenerate model: proves nothing"
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", SLIDING)
 def test_a_sequence_holds_a_window_and_a_chunk_and_later_a_window(name: str, pair: Callable[[str], Pair]) -> None:
     prefill = Engine(pair(name).runner, token_budget=BUDGET).run([request("a", prompt(300), max_tokens=1)])
@@ -64,7 +65,7 @@ def test_a_sequence_holds_a_window_and_a_chunk_and_later_a_window(name: str, pai
     assert decode.most_blocks <= -(-(SLIDING[name] - 1) // 16) + 1
 
 
-@pytest.mark.full(but=3)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("name", SLIDING)
 def test_preemption_of_sliding_sequences(name: str, mode: str, pair: Callable[[str], Pair]) -> None:
@@ -82,6 +83,7 @@ def test_preemption_of_sliding_sequences(name: str, mode: str, pair: Callable[[s
     assert tight.most_blocks <= 15 < expected.most_blocks
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", SLIDING)
 def test_takeover_of_sliding_sequences(name: str, pair: Callable[[str], Pair]) -> None:
     whole = roomy(pair(name), [request("a", prompt(100), n=4, temperature=1.0, max_tokens=120)]).tokens["a"]

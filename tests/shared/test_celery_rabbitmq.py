@@ -40,6 +40,7 @@ print(json.dumps([task.get(timeout=float(sys.argv[2]))["token_ids"] for task in 
 """
 
 
+@pytest.mark.full
 def test_a_task_ends_whatever_exchange_it_goes_through(tmp_path: Path) -> None:
     with rabbitmq(tmp_path) as broker, EmbeddedServer() as server:
         path = os.pathsep.join(entry for entry in sys.path if entry)

@@ -16,7 +16,7 @@ from octavo.terms.errors import OctavoError
 SHARES = 8
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("share", range(SHARES))
 def test_whatever_is_spoiled_all_other_jobs_end_right(redis_sync: redis.Redis, share: int) -> None:
     live = LiveCell(redis_sync)
@@ -37,7 +37,7 @@ def outcome(live: LiveCell, case: Any) -> str:
     return f"{case.name[:140]}: {problems[:2]}" if problems else ""
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("share", range(SHARES))
 async def test_whatever_is_spoiled_readers_get_answers_or_clear_errors(
     redis_sync: redis.Redis, redis_url: str, share: int
