@@ -19,6 +19,7 @@ from octavo.queue.roles import ROLES, lacking
 from octavo.terms.errors import ServerUnavailable
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import JobRequest
+from octavo_worker.agent.membership import _lacking
 
 PROMPT = [7, 8, 9]
 FIELDS = {"model": MODEL, "ignore_eos": True, "seed": 1}
@@ -58,6 +59,13 @@ def test_a_rule_is_what_its_role_needs(user: User, role) -> None:
         last = role.commands[-1]
         with connect_sync(user(role.name, "-" + last.lower())) as connection:
             assert lacking(connection)[role.name] == [last]
+
+
+def test_a_worker_tries_its_own_commands_alone(user: User, redis_sync: redis.Redis) -> None:
+    """It does so a second after its start, when most tests have ended."""
+    refusals(redis_sync)
+    assert _lacking(user("worker", RULES["worker"])) == []
+    assert refusals(redis_sync) == []
 
 
 @pytest.mark.parametrize("role", ["client", "gateway"])
