@@ -16,11 +16,11 @@ from octavo.terms.errors import OctavoError
 from octavo.terms.read_tokens import ReadTokens
 from octavo.terms.secret import Secret
 from octavo_gateway.auth import Keyring
+from octavo_gateway.cards import Cards
 from octavo_gateway.door import Door
 from octavo_gateway.files.kept import Kept
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
-from octavo_gateway.switches import Switches
 
 _PROBE_S = 1.0
 _LOADED_AT_ONCE = 2  # results, each of which may have megabytes
@@ -67,8 +67,8 @@ class Gateway:
         self.client = client
         self.metrics = metrics
         self.writes = Writes(client)
-        self.switches = Switches(client)
-        self.door = Door(client, metrics, waits_for_workers=settings.wait_for_workers)
+        self.cards = Cards(client)
+        self.door = Door(client, metrics, self.cards, waits_for_workers=settings.wait_for_workers)
         self.files = Kept(settings.files, BatchClient(settings.redis_url, watch=metrics.saw))
         self.reader = ThreadPoolExecutor(1, "reader")
         self.loading = asyncio.Semaphore(_LOADED_AT_ONCE)
