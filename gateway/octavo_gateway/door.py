@@ -16,6 +16,7 @@ from octavo.dialects.grammar.checks import GrammarChecks
 from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
 from octavo.terms.fields import IdempotencyKey
 from octavo.terms.models import JobRequest
+from octavo_gateway.auth.callers import caller_of
 from octavo_gateway.cards import Cards
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.streams import unless_disconnected
@@ -82,15 +83,17 @@ class Door:
         """The jobs of a request, once all are in the queue; of one that is repeated, those of before. A trial of its
         grammar ends when the client goes away. Raises GrammarError, Busy, ClientGone, and what `AsyncClient.submit`
         raises: then no job of it goes on, but for one that may be repeated, whose repeat finds those that were
-        accepted. Raises ApiError 503 where no worker of the model is alive and jobs are not to wait for one."""
-        first = entry.jobs[0]
+        accepted. Raises ApiError 503 where no worker of the model is alive and jobs are not to wait for one, 403 for
+        a model that the request's key is not for."""
+        caller, first = await caller_of(request), entry.jobs[0]
+        caller.check_model(first.model)
         await self._check_workers(entry, first.model)
         if self._grammars.are_needed(first):
             checking = self._grammars.check_request(
                 first, entry.grammar_field, tenant=entry.tenant, of_tools=entry.tool_schema
             )
             await unless_disconnected(request, checking)
-        jobs = await self._submitted(entry)
+        jobs = await self._submitted(entry, caller.key_id)
         if created := sum(job.created for job in jobs):
             self._metrics.jobs_submitted.labels(first.model, first.priority).inc(created)
         return jobs
@@ -117,7 +120,7 @@ class Door:
             headers={"Retry-After": str(_RETRY_AFTER_S)},
         )
 
-    async def _submitted(self, entry: Entry) -> list[AsyncJob]:
+    async def _submitted(self, entry: Entry, key_id: str) -> list[AsyncJob]:
         repeatable = entry.repeatable
         fingerprint = b"" if repeatable is None else repeatable.fingerprint
         if len(entry.jobs) == 1:
@@ -129,6 +132,7 @@ class Door:
                     follow=entry.follow,
                     attachment=entry.attachment,
                     fingerprint=fingerprint,
+                    key_id=key_id,
                 )
             ]
         answers = await self._client.submit_many(
@@ -137,6 +141,7 @@ class Door:
             idempotency_keys=None if repeatable is None else repeatable.keys(len(entry.jobs)),
             follow=entry.follow,
             fingerprint=fingerprint,
+            key_id=key_id,
         )
         jobs = [answer for answer in answers if isinstance(answer, AsyncJob)]
         refusals = [answer for answer in answers if isinstance(answer, OctavoError)]
