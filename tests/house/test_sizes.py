@@ -47,7 +47,7 @@ BUDGETS = {
     "octavo.cli": 2240,
     "octavo_worker.bench": 1860,
     "octavo_worker.assembly": 1570,
-    "octavo_gateway": 5990,
+    "octavo_gateway": 6180,
     "octavo_worker.agent": 4930,
     "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 59_350
+MOST_LINES_IN_ALL = 59_500
 
 
 def lines_of(room: str) -> int:

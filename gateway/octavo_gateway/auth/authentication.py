@@ -17,6 +17,11 @@ class Authentication:
         self._keyring = keyring
         self._cache = cache
 
+    @property
+    def is_open(self) -> bool:
+        """No key is asked for."""
+        return self._keyring.is_open
+
     async def caller(self, authorization: str | None) -> Caller:
         """The sender by its `Authorization` header. Raises ApiError 401, NoSecret for a key of the server's where the
         gateway has no secret, and what `KeyCache.caller` raises."""

@@ -19,6 +19,9 @@ class Open(Enum):
     TO_ANY_KEY = "to any key"
 
 
+_PROJECT = "/v1/organization/projects/{project_id}"
+_ACCOUNT = f"{_PROJECT}/service_accounts/{{service_account_id}}"
+
 ROUTES: dict[tuple[str, str], Scope | Open] = {
     ("POST", "/v1/jobs"): Scope.JOBS_WRITE,
     ("GET", "/v1/jobs"): Scope.JOBS_READ,
@@ -56,6 +59,22 @@ ROUTES: dict[tuple[str, str], Scope | Open] = {
     ("GET", "/v1/workers"): Open.TO_ANY_KEY,
     ("GET", "/v1/workers/{worker_id}/memory"): Scope.OPERATOR,
     ("GET", "/metrics"): Scope.OPERATOR,
+    ("GET", "/v1/organization/projects"): Scope.OPERATOR,
+    ("POST", "/v1/organization/projects"): Scope.OPERATOR,
+    ("GET", _PROJECT): Scope.ADMIN,
+    ("POST", _PROJECT): Scope.OPERATOR,
+    ("POST", f"{_PROJECT}/archive"): Scope.OPERATOR,
+    ("GET", f"{_PROJECT}/service_accounts"): Scope.ADMIN,
+    ("POST", f"{_PROJECT}/service_accounts"): Scope.ADMIN,
+    ("GET", _ACCOUNT): Scope.ADMIN,
+    ("POST", _ACCOUNT): Scope.ADMIN,
+    ("DELETE", _ACCOUNT): Scope.ADMIN,
+    ("POST", f"{_ACCOUNT}/api_keys"): Scope.ADMIN,
+    ("GET", f"{_PROJECT}/api_keys"): Scope.ADMIN,
+    ("GET", f"{_PROJECT}/api_keys/{{api_key_id}}"): Scope.ADMIN,
+    ("POST", f"{_PROJECT}/api_keys/{{api_key_id}}"): Scope.ADMIN,
+    ("DELETE", f"{_PROJECT}/api_keys/{{api_key_id}}"): Scope.ADMIN,
+    ("POST", f"{_PROJECT}/api_keys/{{api_key_id}}/rotate"): Scope.ADMIN,
     ("GET", "/openapi.json"): Open.TO_ANY_KEY,
     ("GET", "/docs"): Open.TO_ANY_KEY,
     ("GET", "/"): Open.TO_ALL,

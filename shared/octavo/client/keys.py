@@ -198,11 +198,17 @@ class KeyClient:
                             yield key_id
             await asyncio.sleep(_BACKOFF_S)
 
-    def _digest(self, key: KeyText) -> str:
-        """Raises NoSecret."""
+    def check_secret(self) -> None:
+        """Raises NoSecret where no key can be made."""
+        self._known_digests()
+
+    def _known_digests(self) -> KeyDigests:
         if self._digests is None:
             raise NoSecret(NO_SECRET)
-        return self._digests.of(key)
+        return self._digests
+
+    def _digest(self, key: KeyText) -> str:
+        return self._known_digests().of(key)
 
     async def _run(self, call: Call[T]) -> T:
         with self._errors():
