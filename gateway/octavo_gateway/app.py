@@ -14,12 +14,13 @@ from importlib.metadata import version
 from types import FrameType
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from octavo import AsyncClient
 from octavo.terms.secret import Secret
 from octavo_gateway import errors
-from octavo_gateway.auth import Keyring
+from octavo_gateway.auth.keyring import Keyring
+from octavo_gateway.auth.scopes import authorize
 from octavo_gateway.durable import answers as durable
 from octavo_gateway.http.origins import Cors, OriginCheck, is_loopback
 from octavo_gateway.http.requests import HEADER, IGNORED, RequestLog
@@ -61,6 +62,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
         version=version("octavo"),
         description="Durable generation jobs with resumable token streams, and the APIs that clients know on top.",
         responses=errors.IN_OPENAPI,
+        dependencies=[Depends(authorize)],
         lifespan=lifespan,
         openapi_url=None,
         docs_url=None,
@@ -81,6 +83,8 @@ async def _running(settings: GatewaySettings, keyring: Keyring, secret: Secret |
     client = AsyncClient(settings.redis_url, limits=settings.limits, retention=settings.retention, watch=metrics.saw)
     gateway = Gateway(settings, keyring, secret, client, metrics)
     gateway.spawn(reap_forever(client, gateway.metrics))
+    if gateway.key_cache is not None and not keyring.is_open:
+        gateway.spawn(gateway.key_cache.listen())
     if keyring.is_open and not is_loopback(settings.host):
         log.warning("no API keys: other hosts that reach %s may submit; --api-keys asks for one", settings.host)
     try:

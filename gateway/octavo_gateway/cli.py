@@ -15,7 +15,7 @@ from octavo.queue.connection import default_url
 from octavo.service.flags import bad_flag, flags_of
 from octavo.service.ports import refusal
 from octavo.terms.errors import ServerUnavailable
-from octavo_gateway.auth import Keyring
+from octavo_gateway.auth.keyring import Keyring
 from octavo_gateway.files.beside import start_clerk
 from octavo_gateway.http.protocol import raise_file_limit
 from octavo_gateway.logs import log_config

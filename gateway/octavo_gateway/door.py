@@ -3,11 +3,9 @@ counted here and nowhere else."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
 from typing import Annotated
 
 from fastapi import Header, Request
@@ -18,6 +16,8 @@ from octavo.dialects.grammar.checks import GrammarChecks
 from octavo.terms.errors import JobNotFound, OctavoError, ServerUnavailable
 from octavo.terms.fields import IdempotencyKey
 from octavo.terms.models import JobRequest
+from octavo_gateway.auth.callers import caller_of
+from octavo_gateway.cards import Cards
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.streams import unless_disconnected
 from octavo_gateway.status.metrics import Metrics
@@ -25,7 +25,6 @@ from octavo_gateway.status.metrics import Metrics
 KeyHeader = Annotated[IdempotencyKey | None, Header()]
 """A request with it may be repeated, and is answered by the jobs of the first one."""
 
-_LIVE_S = 1.0  # shorter than any heartbeat is fresh
 _RETRY_AFTER_S = 5  # a worker that is replaced needs longer still
 
 _DELIVERY = {"stream", "stream_options"}
@@ -70,45 +69,31 @@ class Entry:
     follow: bool = True
 
 
-class LiveModels:
-    """The models of workers that are alive. Those that were found are not looked for again within a second."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-        self._models: frozenset[str] = frozenset()
-        self._asked_at = -math.inf
-
-    async def has(self, model: str) -> bool:
-        """True if a worker of `model` has a fresh heartbeat."""
-        if model not in self._models or monotonic() - self._asked_at >= _LIVE_S:
-            asked_at = monotonic()
-            self._models = frozenset(worker.model for worker in await self._client.workers())
-            self._asked_at = asked_at
-        return model in self._models
-
-
 class Door:
     """One a gateway process. Unless it `waits_for_workers`, it lets nothing in that no worker would take now."""
 
-    def __init__(self, client: AsyncClient, metrics: Metrics, *, waits_for_workers: bool = True) -> None:
+    def __init__(self, client: AsyncClient, metrics: Metrics, cards: Cards, *, waits_for_workers: bool = True) -> None:
         self._client = client
+        self._cards = cards
         self._metrics = metrics
         self._grammars = GrammarChecks()
-        self._live = None if waits_for_workers else LiveModels(client)
+        self._waits_for_workers = waits_for_workers
 
     async def enter(self, entry: Entry, request: Request) -> list[AsyncJob]:
         """The jobs of a request, once all are in the queue; of one that is repeated, those of before. A trial of its
         grammar ends when the client goes away. Raises GrammarError, Busy, ClientGone, and what `AsyncClient.submit`
         raises: then no job of it goes on, but for one that may be repeated, whose repeat finds those that were
-        accepted. Raises ApiError 503 where no worker of the model is alive and jobs are not to wait for one."""
-        first = entry.jobs[0]
+        accepted. Raises ApiError 503 where no worker of the model is alive and jobs are not to wait for one, 403 for
+        a model that the request's key is not for."""
+        caller, first = await caller_of(request), entry.jobs[0]
+        caller.check_model(first.model)
         await self._check_workers(entry, first.model)
         if self._grammars.are_needed(first):
             checking = self._grammars.check_request(
                 first, entry.grammar_field, tenant=entry.tenant, of_tools=entry.tool_schema
             )
             await unless_disconnected(request, checking)
-        jobs = await self._submitted(entry)
+        jobs = await self._submitted(entry, caller.key_id)
         if created := sum(job.created for job in jobs):
             self._metrics.jobs_submitted.labels(first.model, first.priority).inc(created)
         return jobs
@@ -120,13 +105,14 @@ class Door:
                 await self._client.cancel(job_id)
 
     async def _check_workers(self, entry: Entry, model: str) -> None:
-        if self._live is None or await self._live.has(model):
+        if self._waits_for_workers:
             return
+        card = await self._cards.of(model)
+        if card is None or await self._cards.is_served(card):
+            return  # one that is not known the queue refuses, and says which there are
         repeatable = entry.repeatable
         if repeatable is not None and await self._client.is_repeat(repeatable.key, tenant=entry.tenant):
             return  # its jobs are there, and may have ended
-        if model not in {card.name for card in await self._client.models()}:
-            return  # the queue refuses it, and says which there are
         raise ApiError(
             503,
             f"no worker of the model {model!r} is alive: try again later",
@@ -134,7 +120,7 @@ class Door:
             headers={"Retry-After": str(_RETRY_AFTER_S)},
         )
 
-    async def _submitted(self, entry: Entry) -> list[AsyncJob]:
+    async def _submitted(self, entry: Entry, key_id: str) -> list[AsyncJob]:
         repeatable = entry.repeatable
         fingerprint = b"" if repeatable is None else repeatable.fingerprint
         if len(entry.jobs) == 1:
@@ -146,6 +132,7 @@ class Door:
                     follow=entry.follow,
                     attachment=entry.attachment,
                     fingerprint=fingerprint,
+                    key_id=key_id,
                 )
             ]
         answers = await self._client.submit_many(
@@ -154,6 +141,7 @@ class Door:
             idempotency_keys=None if repeatable is None else repeatable.keys(len(entry.jobs)),
             follow=entry.follow,
             fingerprint=fingerprint,
+            key_id=key_id,
         )
         jobs = [answer for answer in answers if isinstance(answer, AsyncJob)]
         refusals = [answer for answer in answers if isinstance(answer, OctavoError)]

@@ -18,6 +18,9 @@ _EXAMPLES_OF_PATHS = {
     "worker_id": "host-4711-1f2e3d",
     "file_id": "file-01ARZ3NDEKTSV4RRFFQ69G5FAV",
     "batch_id": "batch_01ARZ3NDEKTSV4RRFFQ69G5FAV",
+    "project_id": "acme",
+    "service_account_id": "svc_acct_01ARZ3NDEKTSV4RRFFQ69G5FAV",
+    "api_key_id": "key_01ARZ3NDEKTSV4RRFFQ69G5FAV",
 }
 
 
@@ -29,6 +32,10 @@ class Operation:
     summary: str
     examples: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
+
+_PROJECT = "/v1/organization/projects/{project_id}"
+_ACCOUNT = f"{_PROJECT}/service_accounts/{{service_account_id}}"
+_KEY = f"{_PROJECT}/api_keys/{{api_key_id}}"
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/v1/jobs"): Operation(
@@ -156,6 +163,30 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("get", "/v1/workers"): Operation("listWorkers", "List live workers"),
     ("get", "/v1/workers/{worker_id}/memory"): Operation("getWorkerMemory", "Look at a worker's KV cache"),
+    ("get", "/v1/organization/projects"): Operation("listProjects", "List projects"),
+    ("post", "/v1/organization/projects"): Operation(
+        "createProject", "Create a project", {"a tenant": {"name": "Acme", "octavo": {"id": "acme"}}}
+    ),
+    ("get", _PROJECT): Operation("retrieveProject", "Look at a project"),
+    ("post", _PROJECT): Operation("renameProject", "Rename a project", {"a name": {"name": "Acme Inc."}}),
+    ("post", f"{_PROJECT}/archive"): Operation("archiveProject", "End a project"),
+    ("get", f"{_PROJECT}/service_accounts"): Operation("listServiceAccounts", "List service accounts"),
+    ("post", f"{_PROJECT}/service_accounts"): Operation(
+        "createServiceAccount",
+        "Create a service account and its first key",
+        {"confined": {"name": "nightly", "octavo": {"scopes": ["jobs:write"], "models": ["demo"]}}},
+    ),
+    ("get", _ACCOUNT): Operation("retrieveServiceAccount", "Look at a service account"),
+    ("post", _ACCOUNT): Operation("renameServiceAccount", "Rename a service account", {"a name": {"name": "daily"}}),
+    ("delete", _ACCOUNT): Operation("deleteServiceAccount", "Delete a service account and revoke its keys"),
+    ("post", f"{_ACCOUNT}/api_keys"): Operation(
+        "createKey", "Create a key", {"ninety days": {"name": "nightly", "expires_in_seconds": 7_776_000}}
+    ),
+    ("get", f"{_PROJECT}/api_keys"): Operation("listKeys", "List keys"),
+    ("get", _KEY): Operation("retrieveKey", "Look at a key"),
+    ("post", _KEY): Operation("changeKey", "Change a key", {"an hour": {"expires_in_seconds": 3600}}),
+    ("post", f"{_KEY}/rotate"): Operation("rotateKey", "Give a key a new secret", {"a day": {"grace_seconds": 86_400}}),
+    ("delete", _KEY): Operation("revokeKey", "Revoke a key"),
     ("get", "/livez"): Operation("isAlive", "Say that the process answers"),
     ("get", "/readyz"): Operation("isReady", "Say that requests can be accepted"),
     ("get", "/ping"): Operation("ping", "Say that requests can be accepted"),

@@ -39,8 +39,13 @@ class GatewaySettings(BaseSettings):
         None, description="Comma-separated `tenant:key` pairs. Without keys every request is of tenant `default`."
     )
     api_keys_file: Path | None = Field(None, description="File with one `tenant:key` a line, added to the above.")
+    require_keys: bool = Field(
+        False, description="Ask for a key also where none is given above: one that the server keeps (`octavo keys`)."
+    )
     secret: SecretStr | None = Field(
-        None, description="Secret of all gateways, a line each: the first signs, all verify. Read tokens need it."
+        None,
+        description="Secret of all gateways, a line each: the first signs, all verify. Read tokens need it, and the "
+        "keys that the server keeps.",
     )
     secret_file: Path | None = Field(None, description="File with one secret a line, added to the above.")
     operators: Names = Field(

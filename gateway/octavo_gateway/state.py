@@ -12,15 +12,19 @@ from typing import Any
 
 from octavo import AsyncClient
 from octavo.client.batches import BatchClient
+from octavo.client.keys import KeyClient
+from octavo.terms.api_keys import KeyDigests
 from octavo.terms.errors import OctavoError
 from octavo.terms.read_tokens import ReadTokens
 from octavo.terms.secret import Secret
-from octavo_gateway.auth import Keyring
+from octavo_gateway.auth.authentication import Authentication
+from octavo_gateway.auth.cache import KeyCache
+from octavo_gateway.auth.keyring import Keyring
+from octavo_gateway.cards import Cards
 from octavo_gateway.door import Door
 from octavo_gateway.files.kept import Kept
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
-from octavo_gateway.switches import Switches
 
 _PROBE_S = 1.0
 _LOADED_AT_ONCE = 2  # results, each of which may have megabytes
@@ -66,9 +70,13 @@ class Gateway:
         self.read_tokens = None if secret is None else ReadTokens(secret)
         self.client = client
         self.metrics = metrics
+        digests = None if secret is None else KeyDigests(secret)
+        self.keys = KeyClient(settings.redis_url, digests, watch=metrics.saw)
+        self.key_cache = None if digests is None else KeyCache(self.keys, digests, self.spawn)
+        self.authentication = Authentication(keyring, self.key_cache)
         self.writes = Writes(client)
-        self.switches = Switches(client)
-        self.door = Door(client, metrics, waits_for_workers=settings.wait_for_workers)
+        self.cards = Cards(client)
+        self.door = Door(client, metrics, self.cards, waits_for_workers=settings.wait_for_workers)
         self.files = Kept(settings.files, BatchClient(settings.redis_url, watch=metrics.saw))
         self.reader = ThreadPoolExecutor(1, "reader")
         self.loading = asyncio.Semaphore(_LOADED_AT_ONCE)
@@ -95,4 +103,5 @@ class Gateway:
             await asyncio.wait(self._tasks, timeout=2.0)
         self.reader.shutdown(wait=False, cancel_futures=True)
         await self.files.client.close()
+        await self.keys.close()
         await self.client.close()

@@ -16,7 +16,7 @@ from octavo.terms.fields import ModelName, TokenIds
 from octavo.terms.messages import TokenizerAnswer
 from octavo.terms.models import JobRequest
 from octavo.terms.workers import ModelCard
-from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.auth import CurrentTenant, caller_of
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.body import JSON, apart, described, json_body
 from octavo_gateway.state import Gateway
@@ -74,7 +74,7 @@ async def tokenize(
 ) -> Response:
     """The token ids of a prompt, how many they are, and how many the model takes."""
     gateway: Gateway = request.state.gateway
-    card = await known_model(gateway, body.model)
+    card = await known_model(request, body.model)
     answer = await tokenized(gateway, await apart(request, lambda: body.job(card.name)))
     found = {
         "count": len(answer.token_ids),
@@ -91,7 +91,7 @@ async def detokenize(
 ) -> dict[str, str]:
     """The text of token ids, control tokens included. `503` where no worker answers."""
     gateway: Gateway = request.state.gateway
-    card = await known_model(gateway, body.model)
+    card = await known_model(request, body.model)
     try:
         return {"prompt": await gateway.client.detokenize(card.name, body.tokens)}
     except WorkerNotFound as error:
@@ -110,9 +110,14 @@ def _no_answer(error: WorkerNotFound) -> ApiError:
     return ApiError(503, error.message, code=error.code, headers={"Retry-After": "1"})
 
 
-async def known_model(gateway: Gateway, model: str | None) -> ModelCard:
-    """The model that is meant: where there is but one, it needs no name. Raises ApiError 404."""
-    models = await gateway.client.models()
+async def known_model(request: Request, model: str | None) -> ModelCard:
+    """The model that is meant: where there is but one, it needs no name. Raises ApiError 404, and 403 for one that the
+    request's key is not for."""
+    caller = await caller_of(request)
+    if model is not None:
+        caller.check_model(model)
+    gateway: Gateway = request.state.gateway
+    models = [card for card in await gateway.client.models() if any(map(caller.may_use, card.names))]
     cards = {name: card for card in models for name in card.names}
     if model is None and len(models) == 1:
         return models[0]

@@ -124,6 +124,17 @@ async def test_a_repeat_is_answered_although_the_workers_are_gone(
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_a_model_is_served_under_its_other_names(
+    own_gateway: Callable[..., str], redis_async: redis.asyncio.Redis
+) -> None:
+    await fake_worker.register(redis_async, "alive", aliases=("another",))
+    async with httpx.AsyncClient(base_url=own_gateway(wait_for_workers=False), timeout=STALL_S) as http:
+        accepted = await http.post("/v1/jobs", json={"model": "another", "prompt": "x"})
+        assert (accepted.status_code, accepted.json()["model"]) == (202, "another")
+        await redis_async.delete(Keys().worker("alive-w"))
+        await until(lambda: refused(http, {"model": "alive", "prompt": "x"}))
+
+
 async def refused(http: httpx.AsyncClient, body: dict[str, Any]) -> bool:
     return (await http.post("/v1/jobs", json=body)).status_code == 503
 

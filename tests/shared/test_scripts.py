@@ -52,5 +52,5 @@ def test_the_head_of_a_transition_lists_what_goes_in_and_out(name: str) -> None:
     head = source[: source.index("--- @include")]
     assert head.startswith("#!lua")
     assert re.findall(r"^-- (KEYS|ARGV|Reply) ", head, re.MULTILINE) == ["KEYS", "ARGV", "Reply"]
-    heard = re.search(r"\b(publish|bury|XADD)\b", script(name).source) is not None
+    heard = re.search(r"\b(publish|bury|XADD|tell_gateways)\b", script(name).source) is not None
     assert ("-- Events  " in head) == heard

@@ -42,9 +42,14 @@ def chunk_of(tokens: list[int], *, last: bool) -> Chunk:
     )
 
 
-async def register(connection: redis.asyncio.Redis, model: str = MODEL) -> None:
-    card = ModelCard(name=model, max_model_len=512, vocab_size=256, has_tokenizer=False, created_at=1.0)
-    await run(connection, CELL.register_model(card))
+async def register(connection: redis.asyncio.Redis, model: str = MODEL, aliases: tuple[str, ...] = ()) -> None:
+    """A model, by a worker `<model>-w` with a first heartbeat where it announces `aliases`."""
+    card = ModelCard(
+        name=model, max_model_len=512, vocab_size=256, has_tokenizer=False, created_at=1.0, aliases=aliases
+    )
+    info = wire.encode_worker(WorkerInfo(id=f"{model}-w", model=model, host="here", pid=1, started_at=1.0))
+    told = {"worker_id": f"{model}-w", "lease_ms": 60_000, "info": info} if aliases else {}
+    await run(connection, CELL.register_model(card, **told))
 
 
 async def beat(connection: redis.asyncio.Redis, worker_id: str = "w", model: str = MODEL) -> None:

@@ -61,7 +61,7 @@ async def count_tokens(
     """The tokens of the prompt that these messages would be."""
     gateway: Gateway = request.state.gateway
     (job,) = await apart(request, lambda: body.completion().jobs())
-    await known_model(gateway, job.model)
+    await known_model(request, job.model)
     return {"input_tokens": len((await tokenized(gateway, job)).token_ids)}
 
 

@@ -11,7 +11,7 @@ from octavo.queue.batches.calls import NewBatch
 from octavo.queue.batches.keys import BATCH, is_id, new_id
 from octavo.terms.batches import BatchInfo, BatchStatus
 from octavo.terms.errors import InvalidRequest
-from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.auth import CurrentCaller, CurrentTenant
 from octavo_gateway.door import KeyHeader
 from octavo_gateway.errors import ApiError
 from octavo_gateway.files.kept import Kept
@@ -23,19 +23,23 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 @router.post("", openapi_extra=described(BatchRequest))
 async def create(
-    tenant: CurrentTenant,
+    caller: CurrentCaller,
     files: Files,
     body: Annotated[BatchRequest, Depends(json_body(BatchRequest))],
     idempotency_key: KeyHeader = None,
 ) -> dict[str, Any]:
-    """Accept a batch. Faults of its file show in its `errors`, once it was looked at."""
+    """Accept a batch. Faults of its file show in its `errors`, once it was looked at. `403` for a key that is confined
+    to models."""
     await files.storage()
+    if caller.models:  # the lines name models, and a clerk is to read them
+        message = "a key that is confined to models creates no batches: use one that is not"
+        raise ApiError(403, message, code="model_not_allowed", param="input_file_id")
     body.check()
-    await files.own(body.input_file_id, tenant, param="input_file_id")
+    await files.own(body.input_file_id, caller.tenant, param="input_file_id")
     expiry = body.output_expires_after
     new = NewBatch(
         id=new_id(BATCH),
-        tenant=tenant,
+        tenant=caller.tenant,
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
         window=body.completion_window,

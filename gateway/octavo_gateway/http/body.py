@@ -16,7 +16,7 @@ from octavo.dialects.field_table import FieldTable
 from octavo.dialects.ignored import Ignored
 from octavo.dialects.openai.thinking import EffortFields
 from octavo.dialects.sieve import sift
-from octavo.terms.errors import InvalidRequest
+from octavo.terms.errors import InvalidRequest, OctavoError
 from octavo_gateway.errors import ApiError
 from octavo_gateway.state import Gateway
 
@@ -88,12 +88,22 @@ def json_body(model: type[Model], fields: FieldTable | None = None) -> Callable[
         body = await read_body(request, gateway.settings.max_body_bytes)
         value = await apart(request, lambda: parsed(model, body, sifted))
         if fields is not None and isinstance(value, EffortFields) and value.says_how_to_think:
-            variables = await gateway.switches.of(getattr(value, "model", ""))
+            variables = await _variables(gateway, value)
             for name in value.unread(variables) if variables is not None else ():
                 request.state.ignored.add(name)
         return value
 
     return read
+
+
+async def _variables(gateway: Gateway, body: EffortFields) -> tuple[str, ...] | None:
+    """The variables that the model's template reads, as its workers say. None where they are not known: whatever
+    hinders that, hinders the job more."""
+    try:
+        card = await gateway.cards.of(getattr(body, "model", ""))
+    except OctavoError:
+        return None
+    return None if card is None else card.switches
 
 
 def _sieve(request: Request, fields: FieldTable) -> Callable[[Any], None]:

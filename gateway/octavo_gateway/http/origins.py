@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo_gateway.auth import Keyring
+from octavo_gateway.auth.keyring import Keyring
 from octavo_gateway.errors import ApiError
 from octavo_gateway.settings import GatewaySettings
 

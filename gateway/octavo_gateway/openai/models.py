@@ -9,26 +9,28 @@ from fastapi import APIRouter, Request
 
 from octavo import AsyncClient
 from octavo.terms.workers import ModelCard
-from octavo_gateway.auth import CurrentTenant
+from octavo_gateway.auth import Caller, CurrentCaller
+from octavo_gateway.cards import by_name
 from octavo_gateway.errors import ApiError
 
 router = APIRouter(tags=["openai"])
 
 
 @router.get("/v1/models")
-async def index(request: Request, tenant: CurrentTenant) -> dict[str, Any]:
-    """All models that workers have registered, and their aliases, each as an entry, with how many workers are alive."""
+async def index(request: Request, caller: CurrentCaller) -> dict[str, Any]:
+    """Models that workers have registered, and their aliases, each as an entry, with how many workers are alive: those
+    that the key is for."""
     client = request.state.gateway.client
-    named, alive = await _named(client), await _live_workers(client)
+    named, alive = _for(caller, await client.models()), await _live_workers(client)
     data = [_model_json(name, card, alive[card.name]) for name, card in sorted(named.items())]
     return {"object": "list", "data": data}
 
 
 @router.get("/v1/models/{name:path}")
-async def show(request: Request, tenant: CurrentTenant, name: str) -> dict[str, Any]:
+async def show(request: Request, caller: CurrentCaller, name: str) -> dict[str, Any]:
     """One model. `404` for an unknown one."""
     client = request.state.gateway.client
-    cards = await _named(client)
+    cards = _for(caller, await client.models())
     if name not in cards:
         known = ", ".join(sorted(cards)) or "none: start a worker first"
         message = f"no worker has ever served the model {name[:200]!r}; known models: {known}"
@@ -36,10 +38,8 @@ async def show(request: Request, tenant: CurrentTenant, name: str) -> dict[str, 
     return _model_json(name, cards[name], (await _live_workers(client))[cards[name].name])
 
 
-async def _named(client: AsyncClient) -> dict[str, ModelCard]:
-    """Models by all of their names. An alias goes before a model of that name, which then has no workers."""
-    cards = await client.models()
-    return {card.name: card for card in cards} | {alias: card for card in cards for alias in card.aliases}
+def _for(caller: Caller, cards: list[ModelCard]) -> dict[str, ModelCard]:
+    return {name: card for name, card in by_name(cards).items() if caller.may_use(name)}
 
 
 async def _live_workers(client: AsyncClient) -> Counter[str]:

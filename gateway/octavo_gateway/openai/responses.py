@@ -85,8 +85,9 @@ async def _defaults(request: Request, body: ResponseRequest) -> SamplingDefaults
     """The model's, for what the response says of its sampling and the request does not."""
     if body.temperature is not None and body.top_p is not None:
         return SamplingDefaults()
-    cards = await request.state.gateway.client.models()
-    return next((card.sampling for card in cards if body.model in card.names), SamplingDefaults())
+    gateway: Gateway = request.state.gateway
+    card = await gateway.cards.of(body.model)
+    return SamplingDefaults() if card is None else card.sampling
 
 
 async def _items(request: Request, body: ResponseRequest, tenant: str) -> list[Item]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from octavo.terms.workers import CELL_STATES, DIGEST_SHOWN, WorkerInfo
-from octavo_gateway.auth import Caller, CurrentCaller, require_operator
+from octavo_gateway.auth import Caller, CurrentCaller
 from octavo_gateway.state import Gateway
 
 router = APIRouter(prefix="/v1/workers", tags=["workers"])
@@ -22,7 +22,7 @@ async def index(request: Request, caller: CurrentCaller) -> dict[str, Any]:
     return {"object": "list", "data": [_worker_json(worker, caller) for worker in workers]}
 
 
-@router.get("/{worker_id}/memory", dependencies=[Depends(require_operator)])
+@router.get("/{worker_id}/memory")
 async def memory(request: Request, caller: CurrentCaller, worker_id: str) -> dict[str, Any]:
     """The worker's KV memory now: blocks by state, a map of them, what is shared, which preemptions took memory.
 

@@ -105,16 +105,17 @@ class AsyncClient(FleetQueries):
         follow: bool = False,
         attachment: bytes = b"",
         fingerprint: bytes = b"",
+        key_id: str = "",
         **fields: Unpack[RequestFields],
     ) -> AsyncJob:
         """Put a job into the queue: a prompt (text or token ids) or `messages`, a `model`, and any other field of
         `JobRequest` and `SamplingParams`; or a complete `JobRequest`. With an `idempotency_key` a repeated call gives
         the same job; `fingerprint` stands for what is to be repeated where that is more than the job. `follow` says
         that its events are read next, which then costs no round trip. `attachment` is kept with the job for as long as
-        it is known, and no worker gets it.
+        it is known, and no worker gets it. `key_id` is the id of the API key that asks.
         Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
         job = (build_request(prompt, **fields), idempotency_key, attachment, fingerprint)
-        (answer,) = await self._submit_batch([job], tenant, follow)
+        (answer,) = await self._submit_batch([job], tenant, follow, key_id)
         if isinstance(answer, OctavoError):
             raise answer
         return answer
@@ -127,10 +128,11 @@ class AsyncClient(FleetQueries):
         idempotency_keys: Sequence[str] | None = None,
         follow: bool = False,
         fingerprint: bytes = b"",
+        key_id: str = "",
     ) -> list[AsyncJob | OctavoError]:
         """Put many jobs into the queue in few round trips. A refused request has its error in its place, and so have
-        the remaining ones when the server goes away after it has accepted others. `follow`, `fingerprint`: see
-        `submit`; all jobs have the same."""
+        the remaining ones when the server goes away after it has accepted others. `follow`, `fingerprint`,
+        `key_id`: see `submit`; all jobs have the same."""
         if idempotency_keys is not None and len(idempotency_keys) != len(requests):
             raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
         keys: Sequence[str | None] = idempotency_keys or [None] * len(requests)
@@ -138,21 +140,21 @@ class AsyncClient(FleetQueries):
         answers: list[AsyncJob | OctavoError] = []
         for start in range(0, len(jobs), _BATCH):
             try:
-                answers += await self._submit_batch(jobs[start : start + _BATCH], tenant, follow)
+                answers += await self._submit_batch(jobs[start : start + _BATCH], tenant, follow, key_id)
             except ServerUnavailable as error:
                 if not answers:
                     raise
                 return answers + [error] * (len(requests) - start)
         return answers
 
-    async def _submit_batch(self, batch: Sequence[Asked], tenant: str | None, follow: bool) -> _Answers:
+    async def _submit_batch(self, batch: Sequence[Asked], tenant: str | None, follow: bool, key_id: str) -> _Answers:
         ids = [self._keys.new_job_id() for _ in batch]
         accepted: set[str] = set()
         if follow:
             for job_id in ids:
                 self._subscriber.expect(job_id)
         try:
-            calls = await write_down(partial(self._enqueue, tenant, follow), ids, batch)
+            calls = await write_down(partial(self._enqueue, tenant, follow, key_id), ids, batch)
             answers = await self._enqueue_all(calls)
             accepted = {answer.id for answer in answers if isinstance(answer, AsyncJob)}
         finally:
@@ -161,7 +163,9 @@ class AsyncClient(FleetQueries):
                     self._subscriber.forget(job_id)
         return answers
 
-    def _enqueue(self, tenant: str | None, follow: bool, job_id: str, job: Asked) -> Call[Enqueued] | OctavoError:
+    def _enqueue(
+        self, tenant: str | None, follow: bool, key_id: str, job_id: str, job: Asked
+    ) -> Call[Enqueued] | OctavoError:
         request, idempotency_key, attachment, fingerprint = job
         seed = request.sampling.seed
         try:
@@ -176,6 +180,7 @@ class AsyncClient(FleetQueries):
                 subscriber_id=self._subscriber.id if follow else "",
                 attachment=attachment,
                 fingerprint=fingerprint,
+                key_id=key_id,
             )
         except OctavoError as error:
             return error

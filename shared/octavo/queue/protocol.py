@@ -147,11 +147,12 @@ class Cell:
         attachment: bytes = b"",
         fingerprint: bytes = b"",
         line: LineOfBatch | None = None,
+        key_id: str = "",
     ) -> Call[Enqueued]:
         """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
-        exists already. The idempotency key covers the job, or what has the `fingerprint`. Raises InvalidRequest here
-        when request or attachment is too large; the reply raises IdempotencyConflict, UnknownModel or QueueFull, and
-        Fenced for the job of a `line` that the caller may not submit any more."""
+        exists already. The idempotency key covers the job, or what has the `fingerprint`; `key_id` is the API key that
+        asks. Raises InvalidRequest here when request or attachment is too large; the reply raises IdempotencyConflict,
+        UnknownModel or QueueFull, and Fenced for the job of a `line` that the caller may not submit any more."""
         try:
             body = wire.encode_request(request)
             named = {
@@ -167,6 +168,7 @@ class Cell:
                 "cap_bytes": limits.queued_bytes,
                 "subscriber": subscriber_id or None,
                 "attachment": attachment or None,
+                "key": key_id or None,
                 **(line.named() if line is not None else {}),
                 **_asked(request),
             }

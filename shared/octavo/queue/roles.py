@@ -53,6 +53,11 @@ class Role:
 
 # Batches and files are read; the storage's mark is agreed upon.
 _OF_BATCHES = ("LLEN", "LRANGE", "SET", "ZCARD", "ZCOUNT", "ZRANGEBYLEX", "ZRANGEBYSCORE")
+_OF_KEYS = (
+    *("account_drop", "account_put", "key_change", "key_look", "key_put", "key_revoke", "key_rotate", "key_touch"),
+    *("project_archive", "project_put"),
+)
+_LISTING = ("ZRANGEBYLEX", "ZRANK")  # keys, accounts, projects
 _OF_CLIENTS = ("attach", "cancel", "detach", "enqueue", "erase", "mend")
 ROLES = (
     # Clients of other languages follow with XREAD: docs/wire.md. Python's asks by a script whether it may do more.
@@ -60,9 +65,10 @@ ROLES = (
     Role("client", _OF_CLIENTS, _READING + _ASKING + _TASKS),
     Role(
         "gateway",
-        (*_OF_CLIENTS, "batch_cancel", "batch_create", "file_drop", "file_note", "probe", "reap"),
-        _READING + _ASKING + _OF_BATCHES,
+        (*_OF_CLIENTS, *_OF_KEYS, "batch_cancel", "batch_create", "file_drop", "file_note", "probe", "reap"),
+        (*_READING, *_ASKING, *_OF_BATCHES, *_LISTING),
     ),
+    Role("administrator", ("mend", *_OF_KEYS), (*_READING, *_LISTING)),  # `octavo keys`
     Role(
         "clerk",
         (
@@ -96,6 +102,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "HGET": (_TRIED, "f"),
     "HINCRBY": (_TRIED, "f", "x"),
     "HMGET": (_TRIED, "f"),
+    "HSETNX": (_TRIED, "f", ""),
     "HSET": (_TRIED, "f", ""),
     "LINDEX": (_TRIED, 0),
     "LRANGE": (_TRIED, 0, 0),
@@ -105,6 +112,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "SCAN": (0,),
     "SET": (_TRIED, 1, "EX", 60),
     "ZCOUNT": (_TRIED, 0, 0),
+    "ZLEXCOUNT": (_TRIED, "-", "+"),
     "ZRANGEBYLEX": (_TRIED, "-", "+"),
     "XADD": (_TRIED, "0-0", "f", ""),
     "XDEL": (_TRIED, "0-1"),
@@ -115,6 +123,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "ZINCRBY": (_TRIED, "x", "m"),
     "ZRANGE": (_TRIED, 0, 0),
     "ZRANGEBYSCORE": (_TRIED, 0, 0),
+    "ZRANK": (_TRIED, "m"),
     "ZREM": (_TRIED, "m"),
     "ZREMRANGEBYSCORE": (_TRIED, 0, 0),
     "ZREVRANGEBYLEX": (_TRIED, "+", "-"),

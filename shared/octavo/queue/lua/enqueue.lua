@@ -2,7 +2,8 @@
 -- Accept a job, or say why not. Repeating it with the same id changes nothing.
 -- KEYS    P
 -- ARGV    msgpack of a map: id body tenant model class cost est seed retention cap_jobs cap_tenant_jobs cap_bytes; where
---         there is one idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber;
+--         there is one idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber
+--         key (id of the API key that asks);
 --         several (true: it has several sequences); again (true: a server that came back may have forgotten it) with
 --         settled (the model that an alias stood for then); of a line of a batch: batch, batch_token of its owner, place
 --         and index. What a later version adds has a name.
@@ -79,6 +80,7 @@ note('dl', deadline)
 note('qdl', start_by)
 note('qt', new.queue_timeout_ms)
 note('idem', idem)
+note('key', new.key)
 if new.several then note('run', new.again and 'an earlier one' or string.match(call('INFO', 'server'), 'run_id:(%x+)')) end
 call('HSET', key('j', id), unpack(job))
 if due < math.huge then call('ZADD', key('D'), due, id) end

@@ -20,7 +20,8 @@ local KINDS = {
   W = 'string', workers = 'zset', ['in'] = 'list', a = 'list', pins = 'hash', models = 'hash', reaper = 'hash',
   traits = 'hash', aliases = 'hash', ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
   f = 'hash', files = 'zset', fx = 'zset', fq = 'hash', mark = 'string', bt = 'hash', bto = 'zset', bte = 'zset',
-  btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset',
+  btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset', k = 'hash', ks = 'zset', ka = 'hash', kas = 'zset',
+  pj = 'hash', pjs = 'zset',
 }
 local NUMBER = {V = true, lf = true, seq = true}
 
@@ -30,6 +31,7 @@ if paused > 0 and paused <= PAUSE_MS then return 0 end  -- more if the clock was
 call('SET', last, 1, 'PX', PAUSE_MS)
 
 local jobs, lanes, tenants, counters, files, batches = {}, {}, {}, {}, {}, {}
+local of_tenants = {k = {}, ka = {}, pj = {}}
 
 local function sort_out(name)
   local kind, rest = string.match(name, '^:(%w+):?(.*)$', #P + 1)
@@ -49,6 +51,7 @@ local function sort_out(name)
   elseif kind == 'q' or kind == 'bound' or kind == 'fq' then counters[#counters + 1] = name
   elseif kind == 'f' then files[#files + 1] = rest
   elseif kind == 'bt' then batches[#batches + 1] = rest
+  elseif of_tenants[kind] then table.insert(of_tenants[kind], rest)
   end
 end
 
@@ -115,6 +118,10 @@ end
 --- @include mending_batches
 mend_files(files)
 mend_batches(batches)
+--- @include mending_keys
+mend_keys(of_tenants.k)
+mend_accounts(of_tenants.ka)
+mend_projects(of_tenants.pj)
 
 for _, id in ipairs(jobs) do
   local tenant, of_batch = read(id, 'tn', 'bt')

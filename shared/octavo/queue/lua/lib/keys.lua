@@ -1,6 +1,6 @@
 -- All keys of a cell carry the hash tag of its prefix P:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
---                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt
+--                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt key
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
@@ -10,7 +10,7 @@
 --                                fair-queue cost, seed, metadata, error, tokens used, progress, idempotency key, retention, run of the
 --                                server that accepted it, which claim wrote which tokens: both if it has several
 --                                sequences; length of its lease in ms; there once it was erased; batch, place and index
---                                of its line)
+--                                of its line; id of the API key that asked for it)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
@@ -55,11 +55,17 @@
 --   P:btp:<id>            LIST   its parts that count
 --   P:bts  P:btL          ZSET   batches by the ms from which they may be taken, and at which their owner's lease ends
 --   P:batches             ZSET   all batches as P:jobs has jobs
+--   P:k:<id>              HASH   tn name acct dg pdg pexp sc md exp ct used rev (of an API key: tenant, name, service account,
+--                                digest, the digest before it and the ms until which that holds, scopes, models, times of
+--                                expiry, creation, last use and revocation in ms; expires once it is revoked)
+--   P:ks                  ZSET   "<id>", ":<tenant>:<id>" and "@<account>:<id>" of each API key that is not revoked, score 0
+--   P:ka:<id>  P:kas      HASH   tn name ct of a service account; ZSET ":<tenant>:<id>" of each, score 0
+--   P:pj:<tenant>  P:pjs  HASH   name ct arch of a project (when it was archived, ms); ZSET projects by time of creation
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
 --   P:probe               STRING written to find out whether the server takes writes (expires)
 --   P:tasks:<app>  P:tasks-sent:<app>  P:tasks-due:<app>  HASH, ZSET, ZSET  Celery tasks that wait for jobs
 --   P:aside:j:<id>  P:aside:t:<id>  what stood in the place of a job's hash or stream and was none (expires)
---   P:n:<subscriber>      channel: live entries
+--   P:n:<subscriber>      channel: live entries;  P:n:keys  ids of API keys that have changed, or *
 -- Scripts are atomic but not rolled back: check first, write last.
 
 local P, call = KEYS[1], redis.call
