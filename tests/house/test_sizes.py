@@ -58,13 +58,13 @@ BUDGETS = {
     "octavo_kernels": 3880,
     "octavo.service": 3780,
     "octavo.dialects": 7730,
-    "octavo.client": 1900,
-    "octavo.queue": 3840,
-    "octavo.terms": 1970,
+    "octavo.client": 2010,
+    "octavo.queue": 4000,
+    "octavo.terms": 1990,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 58_100
+MOST_LINES_IN_ALL = 58_450
 
 
 def lines_of(room: str) -> int:

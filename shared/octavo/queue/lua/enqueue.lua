@@ -4,7 +4,8 @@
 -- ARGV    msgpack of a map: id body tenant model class cost est seed retention cap_jobs cap_tenant_jobs cap_bytes; where
 --         there is one idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber;
 --         several (true: it has several sequences); again (true: a server that came back may have forgotten it) with
---         settled (the model that an alias stood for then); of a line of a batch: batch, batch_token of its owner, place
+--         settled (the model that an alias stood for then); notify or background (true: its end is an
+--         event of a job, or of a response); of a line of a batch: batch, batch_token of its owner, place
 --         and index. What a later version adds has a name.
 -- Reply   {'ok', id, created, time of acceptance in ms, model} | {'conflict', id} | {'unknown', model...} | {'full', what} |
 --         {'fenced'}: the batch is another owner's, takes no lines, or is beyond this one
@@ -75,6 +76,7 @@ note('meta', new.metadata)
 note('as', asked ~= model and asked)
 note('att', new.attachment)
 note('gw', new.subscriber)
+note('nf', new.background and 'response' or new.notify and 'job')
 note('dl', deadline)
 note('qdl', start_by)
 note('qt', new.queue_timeout_ms)
