@@ -58,13 +58,13 @@ BUDGETS = {
     "octavo_kernels": 3880,
     "octavo.service": 3780,
     "octavo.dialects": 7730,
-    "octavo.client": 2110,
-    "octavo.queue": 4130,
-    "octavo.terms": 2000,
+    "octavo.client": 2220,
+    "octavo.queue": 4300,
+    "octavo.terms": 2020,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 59_500
+MOST_LINES_IN_ALL = 59_900
 
 
 def lines_of(room: str) -> int:

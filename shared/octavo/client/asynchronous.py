@@ -105,6 +105,7 @@ class AsyncClient(FleetQueries):
         follow: bool = False,
         attachment: bytes = b"",
         fingerprint: bytes = b"",
+        background: bool = False,
         key_id: str = "",
         **fields: Unpack[RequestFields],
     ) -> AsyncJob:
@@ -112,9 +113,9 @@ class AsyncClient(FleetQueries):
         `JobRequest` and `SamplingParams`; or a complete `JobRequest`. With an `idempotency_key` a repeated call gives
         the same job; `fingerprint` stands for what is to be repeated where that is more than the job. `follow` says
         that its events are read next, which then costs no round trip. `attachment` is kept with the job for as long as
-        it is known, and no worker gets it. `key_id` is the id of the API key that asks.
-        Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
-        job = (build_request(prompt, **fields), idempotency_key, attachment, fingerprint)
+        it is known, and no worker gets it. `background`: webhooks hear of its end as that of a response. `key_id` is
+        the id of the API key that asks. Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
+        job = Asked(build_request(prompt, **fields), idempotency_key, attachment, fingerprint, background)
         (answer,) = await self._submit_batch([job], tenant, follow, key_id)
         if isinstance(answer, OctavoError):
             raise answer
@@ -136,7 +137,7 @@ class AsyncClient(FleetQueries):
         if idempotency_keys is not None and len(idempotency_keys) != len(requests):
             raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
         keys: Sequence[str | None] = idempotency_keys or [None] * len(requests)
-        jobs = [(one, key, b"", fingerprint) for one, key in zip(requests, keys, strict=True)]
+        jobs = [Asked(one, key, fingerprint=fingerprint) for one, key in zip(requests, keys, strict=True)]
         answers: list[AsyncJob | OctavoError] = []
         for start in range(0, len(jobs), _BATCH):
             try:
@@ -166,20 +167,20 @@ class AsyncClient(FleetQueries):
     def _enqueue(
         self, tenant: str | None, follow: bool, key_id: str, job_id: str, job: Asked
     ) -> Call[Enqueued] | OctavoError:
-        request, idempotency_key, attachment, fingerprint = job
-        seed = request.sampling.seed
+        seed = job.request.sampling.seed
         try:
             return self._cell.enqueue(
                 job_id,
-                request,
+                job.request,
                 seed=secrets.randbits(63) if seed is None else seed,
                 tenant=checked_tenant(tenant or self._tenant),
-                idempotency_key=idempotency_key,
+                idempotency_key=job.idempotency_key,
                 limits=self._limits,
                 retention=self._retention,
                 subscriber_id=self._subscriber.id if follow else "",
-                attachment=attachment,
-                fingerprint=fingerprint,
+                attachment=job.attachment,
+                fingerprint=job.fingerprint,
+                background=job.background,
                 key_id=key_id,
             )
         except OctavoError as error:

@@ -4,59 +4,24 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any
 
-import redis.asyncio
-
+from octavo.client.connection import QueueConnection
 from octavo.queue.batches import reading
 from octavo.queue.batches.calls import BatchCell, NewBatch, NewFile
 from octavo.queue.batches.keys import BatchKeys
-from octavo.queue.calls import Call, Watch, run
-from octavo.queue.connection import answered, connect, default_url, errors_of
+from octavo.queue.calls import Watch
 from octavo.terms.batches import BatchInfo, BatchStatus, FileInfo
 
-T = TypeVar("T")
 
-
-class BatchClient:
-    """One event loop's connections. Nothing is sent before the first call. Every method raises ServerUnavailable, and
-    those that write raise QueueFull where the server's memory is."""
+class BatchClient(QueueConnection):
+    """Files and batches. Every method raises ServerUnavailable, and those that write raise QueueFull where the server's
+    memory is."""
 
     def __init__(self, url: str | None = None, *, watch: Watch | None = None) -> None:
-        self._url = url or default_url()
+        super().__init__(url)
         self.keys = BatchKeys()
         self.cell = BatchCell(self.keys, watch)
-        self.redis: redis.asyncio.Redis = connect(self._url)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Disconnect. Batches go on."""
-        await self.redis.aclose()
-
-    async def run(self, call: Call[T]) -> T:
-        """Run one call. Raises what its reply raises, too."""
-        with self.errors():
-            return await run(self.redis, call)
-
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Raises errors of this package in the place of those of redis-py."""
-        with errors_of(self._url, lambda: None):
-            yield
-
-    @asynccontextmanager
-    async def asking(self) -> AsyncIterator[redis.asyncio.Redis]:
-        """The connection, for queries."""
-        with self.errors():
-            async with answered():
-                yield self.redis
 
     async def mark(self, mark: str) -> str:
         """The mark of the storage that all use; `mark`, if there was none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,11 +19,19 @@ from octavo.terms.tools import Tool, ToolChoice
 
 C = TypeVar("C")
 Prompt = str | Sequence[int]
-Asked = tuple[JobRequest, str | None, bytes, bytes]
-"""A request, its idempotency key, attachment and fingerprint."""
 _MANY_TURNS = 512
 _MANY_TOKENS = 65_536
 _TENANT: TypeAdapter[str] = TypeAdapter(Tenant)
+
+
+class Asked(NamedTuple):
+    """A request as it is submitted. `background`: its end is an event of a response."""
+
+    request: JobRequest
+    idempotency_key: str | None
+    attachment: bytes = b""
+    fingerprint: bytes = b""
+    background: bool = False
 
 
 class RequestFields(SamplingFields, total=False):
@@ -50,6 +58,7 @@ class RequestFields(SamplingFields, total=False):
     timeout_s: float | None
     queue_timeout_s: float | None
     metadata: Mapping[str, str]
+    notify: bool
 
 
 def build_request(prompt: Prompt | JobRequest | None, **fields: Unpack[RequestFields]) -> JobRequest:
@@ -92,7 +101,7 @@ async def write_down(write: Callable[[str, Asked], C], ids: Sequence[str], asked
     """The call of each job, written in a thread where that takes milliseconds, which an event loop should not wait
     for."""
     calls = map(write, ids, asked)
-    return await asyncio.to_thread(list, calls) if any(_is_large(request) for request, *_ in asked) else list(calls)
+    return await asyncio.to_thread(list, calls) if any(_is_large(one.request) for one in asked) else list(calls)
 
 
 def _is_large(request: JobRequest) -> bool:

@@ -147,14 +147,16 @@ class Cell:
         attachment: bytes = b"",
         fingerprint: bytes = b"",
         line: LineOfBatch | None = None,
+        background: bool = False,
         key_id: str = "",
     ) -> Call[Enqueued]:
         """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
-        exists already. The idempotency key covers the job, or what has the `fingerprint`; `key_id` is the API key that
-        asks. Raises InvalidRequest here when request or attachment is too large; the reply raises IdempotencyConflict,
-        UnknownModel or QueueFull, and Fenced for the job of a `line` that the caller may not submit any more."""
+        exists already. `background`: its end is an event of a response. `key_id` is the API key that asks. The
+        idempotency key covers the job, or what has the `fingerprint`. Raises InvalidRequest here when request or
+        attachment is too large; the reply raises IdempotencyConflict, UnknownModel or QueueFull, and Fenced for the job
+        of a `line` that the caller may not submit any more."""
         try:
-            body = wire.encode_request(request)
+            body = wire.encode_request(request.model_copy(update={"notify": False}) if request.notify else request)
             named = {
                 "id": job_id,
                 "body": body,
@@ -169,6 +171,8 @@ class Cell:
                 "subscriber": subscriber_id or None,
                 "attachment": attachment or None,
                 "key": key_id or None,
+                "notify": request.notify or None,
+                "background": background or None,
                 **(line.named() if line is not None else {}),
                 **_asked(request),
             }
@@ -223,9 +227,11 @@ class Cell:
         ]
         return self._call("append", _packed(rows), parse=_parse_appends)
 
-    def finish(self, job_id: str, token: str, terminal: Terminal, result: bytes) -> Call[FinishReply]:
+    def finish(
+        self, job_id: str, token: str, terminal: Terminal, result: bytes, *, is_cut: bool = False
+    ) -> Call[FinishReply]:
         """End a job. `result` is `wire.encode_result`. A completed job must have `usage.completion_tokens` tokens
-        in its stream. How long things live was decided at enqueue."""
+        in its stream. How long things live was decided at enqueue. `is_cut`: a limit of tokens has ended it."""
         return self._call(
             "finish",
             job_id,
@@ -236,6 +242,7 @@ class Cell:
             result,
             wire.encode_error(terminal.error) if terminal.error else "",
             wire.encode_usage(terminal.usage),
+            int(is_cut),
             parse=lambda reply: FinishReply(_text(reply[0]), int(reply[1])),
         )
 

@@ -65,7 +65,10 @@ ROLES = (
     Role("client", _OF_CLIENTS, _READING + _ASKING + _TASKS),
     Role(
         "gateway",
-        (*_OF_CLIENTS, *_OF_KEYS, "batch_cancel", "batch_create", "file_drop", "file_note", "probe", "reap"),
+        (
+            *(*_OF_CLIENTS, *_OF_KEYS, "batch_cancel", "batch_create", "file_drop", "file_note", "probe", "reap"),
+            *("delivery_resend", "endpoint_drop", "endpoint_put", "endpoint_rotate"),
+        ),
         (*_READING, *_ASKING, *_OF_BATCHES, *_LISTING),
     ),
     Role("administrator", ("mend", *_OF_KEYS), (*_READING, *_LISTING)),  # `octavo keys`
@@ -73,7 +76,16 @@ ROLES = (
         "clerk",
         (
             *("batch_advance", "batch_begin", "batch_claim", "batch_close", "batch_commit", "batch_finish"),
-            *("batch_recheck", "batch_release", "batch_renew", "cancel", "enqueue", "file_drop", "mend"),
+            *(
+                "batch_recheck",
+                "batch_release",
+                "batch_renew",
+                "cancel",
+                "delivery_claim",
+                "delivery_commit",
+                "enqueue",
+            ),
+            *("file_drop", "mend"),
         ),
         _READING + _OF_BATCHES,
     ),

@@ -49,6 +49,9 @@ class JobRequest(Requested):
 
     With `continue_final_message` the last message, an assistant's, is the beginning of the answer: the model goes on
     behind its last character, and only what it adds is generated.
+
+    `notify`: webhook endpoints of the tenant that name the types `job.*` hear of the job's end. It is no part of what
+    is repeated under an idempotency key.
     """
 
     model: ModelName
@@ -69,6 +72,7 @@ class JobRequest(Requested):
     timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
     queue_timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
     metadata: Metadata = Field(default_factory=dict)
+    notify: bool = False
 
     @model_validator(mode="after")
     def _one_kind_of_prompt(self) -> Self:

@@ -336,6 +336,12 @@ class ActiveJob:
             prompt_token_ids=tuple(self.prompt) if asked else None,
         )
 
+    @property
+    def is_cut(self) -> bool:
+        """True if a limit of tokens has ended a sequence."""
+        is_empty = self.claim.request.sampling.max_tokens == 0
+        return is_empty or any(sequence.finish_reason == "length" for sequence in self.sequences)
+
     def result_chunks(self) -> list[Chunk]:
         """All that the stream holds, runs of one sequence merged. A job that asked for no tokens says so here."""
         if self._ending is None and self.claim.request.sampling.max_tokens == 0:

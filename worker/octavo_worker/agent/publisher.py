@@ -176,7 +176,7 @@ class Publisher:
         result = wire.encode_result(terminal, job.result_chunks()) if job.is_restored else b""
         if len(result) > wire.MAX_BYTES:
             result = b""  # beyond what readers take: the stream has to do
-        return self._cell.finish(job.claim.job_id, job.claim.token, terminal, result)
+        return self._cell.finish(job.claim.job_id, job.claim.token, terminal, result, is_cut=job.is_cut)
 
     def _appended(self, job: ActiveJob, reply: AppendReply) -> None:
         self._apart.discard(job.request_id)

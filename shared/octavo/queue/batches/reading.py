@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import redis.asyncio
@@ -11,9 +11,9 @@ import redis.asyncio
 from octavo.queue.batches.calls import Member, Part
 from octavo.queue.batches.keys import BATCH, FILE, BatchKeys, is_id
 from octavo.queue.connection import answered
+from octavo.queue.rows import Row, own_pages, rows
 from octavo.terms.batches import BatchInfo, BatchStatus, BatchUsage, FileInfo, LineError
 
-_PAGE = 500
 _FILE_FIELDS = ("tn", "name", "purp", "bytes", "ct", "exp", "sha")
 _REACHED = tuple(status for status in BatchStatus if status is not BatchStatus.VALIDATING)
 _BATCH_FIELDS = (
@@ -22,15 +22,12 @@ _BATCH_FIELDS = (
     *(f"{status}_at" for status in _REACHED),
 )
 
-T = TypeVar("T")
-Row = dict[str, bytes | None]
-
 
 async def read_file(connection: redis.asyncio.Redis, keys: BatchKeys, file_id: str) -> FileInfo | None:
     """None: no such file."""
     if not is_id(FILE, file_id):
         return None
-    (found,) = await _rows(connection, [file_id], keys.file, _FILE_FIELDS, _file)
+    (found,) = await rows(connection, [file_id], keys.file, _FILE_FIELDS, _file)
     return found
 
 
@@ -38,7 +35,7 @@ async def read_batch(connection: redis.asyncio.Redis, keys: BatchKeys, batch_id:
     """None: no such batch."""
     if not is_id(BATCH, batch_id):
         return None
-    (found,) = await _rows(connection, [batch_id], keys.batch, _BATCH_FIELDS, _batch)
+    (found,) = await rows(connection, [batch_id], keys.batch, _BATCH_FIELDS, _batch)
     return found
 
 
@@ -58,10 +55,10 @@ async def list_files(
         return info.tenant == tenant and purpose in (None, info.purpose)
 
     async def infos(ids: Sequence[str]) -> list[FileInfo | None]:
-        return await _rows(connection, ids, keys.file, _FILE_FIELDS, _file)
+        return await rows(connection, ids, keys.file, _FILE_FIELDS, _file)
 
     found: list[FileInfo] = []
-    async for page in _pages(connection, keys.files, tenant, after, newest_first, limit):
+    async for page in own_pages(connection, keys.files, tenant, after, newest_first, limit):
         found += [info for info in await infos(page) if info is not None and wanted(info)]
         if len(found) >= limit:
             break
@@ -73,8 +70,8 @@ async def list_batches(
 ) -> list[BatchInfo]:
     """Batches of a tenant, newest first, older than the batch `after`."""
     found: list[BatchInfo] = []
-    async for page in _pages(connection, keys.batches, tenant, after, True, limit):
-        infos = await _rows(connection, page, keys.batch, _BATCH_FIELDS, _batch)
+    async for page in own_pages(connection, keys.batches, tenant, after, True, limit):
+        infos = await rows(connection, page, keys.batch, _BATCH_FIELDS, _batch)
         found += [info for info in infos if info is not None and info.tenant == tenant]
         if len(found) >= limit:
             break
@@ -121,56 +118,6 @@ async def read_expired(connection: redis.asyncio.Redis, keys: BatchKeys, now: fl
     async with answered():
         found: Any = await connection.zrangebyscore(keys.expiries, "-inf", int(now * 1000), 0, count)
     return [text.decode(errors="replace") for text in found]
-
-
-async def _pages(
-    connection: redis.asyncio.Redis, index: str, tenant: str, after: str | None, newest_first: bool, limit: int
-) -> Any:
-    own = f":{tenant}:"
-    low, high = f"[{own}", f"({own}~"  # ids have letters, digits, - and _
-    size = min(limit, _PAGE)
-    while True:
-        if after is not None:
-            low, high = (low, f"({own}{after}") if newest_first else (f"({own}{after}", high)
-        async with answered():
-            if newest_first:
-                names: Any = await connection.zrevrangebylex(index, high, low, 0, size)
-            else:
-                names = await connection.zrangebylex(index, low, high, 0, size)
-        ids = [name.decode(errors="replace").removeprefix(own) for name in names]
-        if ids:
-            yield ids
-        if len(ids) < size:
-            return
-        after = ids[-1]
-
-
-async def _rows(
-    connection: redis.asyncio.Redis,
-    ids: Sequence[str],
-    key: Callable[[str], str],
-    fields: Sequence[str],
-    parse: Callable[[str, Row], T],
-) -> list[T | None]:
-    pipeline = connection.pipeline(transaction=False)
-    for one in ids:
-        pipeline.hmget(key(one), fields)
-    async with answered():
-        rows = await pipeline.execute(raise_on_error=False)
-    return [_parsed(one, fields, values, parse) for one, values in zip(ids, rows, strict=True)]
-
-
-def _parsed(one: str, fields: Sequence[str], values: Any, parse: Callable[[str, Row], T]) -> T | None:
-    """None for what is gone, or is damaged."""
-    if isinstance(values, redis.ResponseError):
-        return None
-    if isinstance(values, Exception):
-        raise values
-    row: Row = dict(zip(fields, values, strict=True))
-    try:
-        return parse(one, row) if row["tn"] is not None else None
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, msgspec.MsgspecError):
-        return None
 
 
 def _file(file_id: str, row: Row) -> FileInfo:

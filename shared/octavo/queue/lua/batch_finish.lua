@@ -6,6 +6,7 @@
 -- Reply   ok | fenced | open (lines are left) | state that does not end so
 --- @include batch
 --- @include files
+--- @include events
 local asked = cmsgpack.unpack(ARGV[1])
 local id, hash = asked.id, key('bt', asked.id)
 local BEFORE = {failed = 'validating', completed = 'finalizing', expired = 'finalizing', cancelled = 'cancelling'}
@@ -19,6 +20,7 @@ for _, file in ipairs(asked.files or {}) do
   call('HSET', hash, file.kind, file.id)
 end
 if asked.errors then call('HSET', hash, 'errs', asked.errors) end
+note_event(call('HGET', hash, 'tn'), 'batch.' .. asked.state, id)
 enter_state(id, asked.state)
 call('HSET', hash, 'ftok', asked.token)
 call('HDEL', hash, 'tok', 'wid')

@@ -7,7 +7,7 @@
 -- Events  the end to subscribers and P:ev
 --- @include ending
 --- @include intact
-local id, token, status, tokens, ending, result, problem, usage = unpack(ARGV)
+local id, token, status, tokens, ending, result, problem, usage, is_cut = unpack(ARGV)
 local job = job_to_end(id)
 if not job.st then return 0 end
 if ENDED[job.st] or not can_end(job) or result == '' then return 1 end
@@ -18,6 +18,7 @@ if problem ~= '' then
   facts[#facts + 1] = 'err'
   facts[#facts + 1] = problem
 end
+job.is_cut = is_cut == '1'
 conclude(id, job, status, ending, result, facts)
 if not is_whole then call('DEL', key('t', id)) end  -- the result has what it lacks
 publish()

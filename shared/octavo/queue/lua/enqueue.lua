@@ -5,7 +5,8 @@
 --         there is one idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber
 --         key (id of the API key that asks);
 --         several (true: it has several sequences); again (true: a server that came back may have forgotten it) with
---         settled (the model that an alias stood for then); of a line of a batch: batch, batch_token of its owner, place
+--         settled (the model that an alias stood for then); notify or background (true: its end is an
+--         event of a job, or of a response); of a line of a batch: batch, batch_token of its owner, place
 --         and index. What a later version adds has a name.
 -- Reply   {'ok', id, created, time of acceptance in ms, model} | {'conflict', id} | {'unknown', model...} | {'full', what} |
 --         {'fenced'}: the batch is another owner's, takes no lines, or is beyond this one
@@ -76,6 +77,7 @@ note('meta', new.metadata)
 note('as', asked ~= model and asked)
 note('att', new.attachment)
 note('gw', new.subscriber)
+note('nf', new.background and 'response' or new.notify and 'job')
 note('dl', deadline)
 note('qdl', start_by)
 note('qt', new.queue_timeout_ms)

@@ -21,8 +21,10 @@ local KINDS = {
   traits = 'hash', aliases = 'hash', ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
   f = 'hash', files = 'zset', fx = 'zset', fq = 'hash', mark = 'string', bt = 'hash', bto = 'zset', bte = 'zset',
   btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset', k = 'hash', ks = 'zset', ka = 'hash', kas = 'zset',
-  pj = 'hash', pjs = 'zset',
+  pj = 'hash', pjs = 'zset', he = 'hash', endpoints = 'zset', hs = 'hash', hd = 'hash',
+  hq = 'zset', hl = 'zset', hf = 'zset', hr = 'zset', ht = 'zset', ho = 'zset', hc = 'hash',
 }
+local TOLD_AGAIN = {q = true, bound = true, fq = true, hs = true, hq = true, hl = true, hf = true, hr = true, ht = true, ho = true}
 local NUMBER = {V = true, lf = true, seq = true}
 
 local last = key('mended')
@@ -30,7 +32,7 @@ local paused = call('TYPE', last).ok ~= 'none' and call('PTTL', last) or 0
 if paused > 0 and paused <= PAUSE_MS then return 0 end  -- more if the clock was set back
 call('SET', last, 1, 'PX', PAUSE_MS)
 
-local jobs, lanes, tenants, counters, files, batches = {}, {}, {}, {}, {}, {}
+local jobs, lanes, tenants, counters, files, batches, endpoints, deliveries = {}, {}, {}, {}, {}, {}, {}, {}
 local of_tenants = {k = {}, ka = {}, pj = {}}
 
 local function sort_out(name)
@@ -48,10 +50,12 @@ local function sort_out(name)
     call('DEL', name)
   elseif kind == 'b' then lanes[#lanes + 1] = name
   elseif kind == 'v' then tenants[#tenants + 1] = name
-  elseif kind == 'q' or kind == 'bound' or kind == 'fq' then counters[#counters + 1] = name
+  elseif TOLD_AGAIN[kind] then counters[#counters + 1] = name
   elseif kind == 'f' then files[#files + 1] = rest
   elseif kind == 'bt' then batches[#batches + 1] = rest
   elseif of_tenants[kind] then table.insert(of_tenants[kind], rest)
+  elseif kind == 'he' then endpoints[#endpoints + 1] = rest
+  elseif kind == 'hd' then deliveries[#deliveries + 1] = rest
   end
 end
 
@@ -122,6 +126,9 @@ mend_batches(batches)
 mend_keys(of_tenants.k)
 mend_accounts(of_tenants.ka)
 mend_projects(of_tenants.pj)
+--- @include mending_webhooks
+mend_endpoints(endpoints)
+mend_deliveries(deliveries)
 
 for _, id in ipairs(jobs) do
   local tenant, of_batch = read(id, 'tn', 'bt')

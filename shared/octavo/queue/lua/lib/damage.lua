@@ -27,7 +27,7 @@ end
 -- Ends a job that cannot be taken through `conclude`: what was in its place moves aside, readers find its end.
 -- `known` is where it was found, whatever its fields say.
 local function end_damaged(id, known)
-  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem', 'bt')
+  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem', 'bt', 'nf')
   for name, value in pairs(known) do job[name] = value end
   local hash, stream, problem = key('j', id), key('t', id), {DAMAGED, DAMAGED_MESSAGE}
   if job.st == 'queued' and job.lane and job.mdl then leave_queue(id, job, 0) end
@@ -39,6 +39,10 @@ local function end_damaged(id, known)
   if job.bt then
     --- @include batch_jobs
     settle_in_batch(id, job.bt)
+  end
+  if job.nf and job.tn then
+    --- @include events
+    note_end(id, job.nf, job.tn, 'failed')
   end
   if not is_gone(id) then set_aside(hash) end
   if not is_stream(stream) then set_aside(stream) end

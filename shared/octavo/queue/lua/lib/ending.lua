@@ -16,7 +16,7 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt')
+    'gw', 'ct', 'run', 'bt', 'nf')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
@@ -48,6 +48,10 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   end
   local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls'}
   if not redrivable then gone[#gone + 1] = 'body' end
+  if job.nf then  -- before its status: what fails here is done again
+    --- @include events
+    note_end(id, job.nf, job.tn, status, job.is_cut)
+  end
   -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
   if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then gone[#gone + 1] = 'run' end
   call('HSET', hash, 'st', status, 'ft', NOW, unpack(facts))

@@ -1,6 +1,6 @@
 -- All keys of a cell carry the hash tag of its prefix P:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
---                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt key
+--                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt nf key
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
@@ -10,7 +10,7 @@
 --                                fair-queue cost, seed, metadata, error, tokens used, progress, idempotency key, retention, run of the
 --                                server that accepted it, which claim wrote which tokens: both if it has several
 --                                sequences; length of its lease in ms; there once it was erased; batch, place and index
---                                of its line; id of the API key that asked for it)
+--                                of its line; job or response: its end is an event of such; id of the API key that asked)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
@@ -61,6 +61,19 @@
 --   P:ks                  ZSET   "<id>", ":<tenant>:<id>" and "@<account>:<id>" of each API key that is not revoked, score 0
 --   P:ka:<id>  P:kas      HASH   tn name ct of a service account; ZSET ":<tenant>:<id>" of each, score 0
 --   P:pj:<tenant>  P:pjs  HASH   name ct arch of a project (when it was archived, ms); ZSET projects by time of creation
+--   P:he:<endpoint>       HASH   tn name url typ ct ut ver old off (tenant, name, address, types of events with blanks between,
+--                                times created and changed in ms, version of its secret, ms until which the version before
+--                                signs too, ms at which it was switched off)
+--   P:endpoints           ZSET   all endpoints as P:jobs has jobs
+--   P:hs:<tenant>         HASH   types of events by endpoint, of those that are switched on
+--   P:hd:<endpoint>:<event>  HASH  a delivery: tn typ of at st n due ans tok ft (tenant, type, what the event tells of, ms of
+--                                the event, waiting or failed, tries, ms from which the next one may begin, the last answer,
+--                                owner's token, ms at which it was given up)
+--   P:hq:<endpoint>  P:hl:<endpoint>  P:hf:<endpoint>  ZSET  its deliveries that wait, by the ms from which they may be tried;
+--                                that are tried, by the end of the lease; that failed to the end, by the ms at which they did
+--   P:hr:<tenant>  P:ht   ZSET   endpoints of a tenant, and tenants, by the ms at which their turn comes
+--   P:ho                  ZSET   endpoints by the ms from which their oldest delivery may be tried
+--   P:hc                  HASH   waiting, failed: deliveries that wait, and that ever failed to the end
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
 --   P:probe               STRING written to find out whether the server takes writes (expires)
 --   P:tasks:<app>  P:tasks-sent:<app>  P:tasks-due:<app>  HASH, ZSET, ZSET  Celery tasks that wait for jobs

@@ -35,9 +35,24 @@ local function set_back_suspects(by, model)
   end
 end
 
+-- Deliveries, and the lines in which they stand.
+local function set_back_deliveries(by)
+  --- @include deliveries
+  for _, tenant in ipairs(call('ZRANGE', key('ht'), 0, -1)) do
+    for _, endpoint in ipairs(call('ZRANGE', key('hr', tenant), 0, -1)) do
+      for _, kind in ipairs({'hq', 'hl'}) do
+        local set = key(kind, endpoint)
+        for _, event in ipairs(call('ZRANGEBYSCORE', set, '(' .. NOW, '+inf')) do call('ZINCRBY', set, -by, event) end
+      end
+      take_turn(tenant, endpoint, true)
+    end
+  end
+end
+
 local function set_back(by, before)
   set_back_leases(by, before)
   set_back_workers(by)
+  set_back_deliveries(by)
   for _, model in ipairs(call('HKEYS', key('models'))) do
     set_back_suspects(by, model)
     call('DEL', key('blocked', model))
