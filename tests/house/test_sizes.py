@@ -44,10 +44,10 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 2110,
+    "octavo.cli": 2330,
     "octavo_worker.bench": 1860,
     "octavo_worker.assembly": 1570,
-    "octavo_gateway": 5470,
+    "octavo_gateway": 5820,
     "octavo_worker.agent": 4930,
     "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
@@ -58,13 +58,13 @@ BUDGETS = {
     "octavo_kernels": 3880,
     "octavo.service": 3780,
     "octavo.dialects": 7730,
-    "octavo.client": 1900,
-    "octavo.queue": 3840,
-    "octavo.terms": 1970,
+    "octavo.client": 1960,
+    "octavo.queue": 4240,
+    "octavo.terms": 2060,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 58_100
+MOST_LINES_IN_ALL = 59_200
 
 
 def lines_of(room: str) -> int:

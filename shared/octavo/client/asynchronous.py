@@ -112,7 +112,7 @@ class AsyncClient(FleetQueries):
         the same job; `fingerprint` stands for what is to be repeated where that is more than the job. `follow` says
         that its events are read next, which then costs no round trip. `attachment` is kept with the job for as long as
         it is known, and no worker gets it.
-        Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
+        Raises InvalidRequest, UnknownModel, QueueFull, RateLimited, TenantSuspended, IdempotencyConflict."""
         job = (build_request(prompt, **fields), idempotency_key, attachment, fingerprint)
         (answer,) = await self._submit_batch([job], tenant, follow)
         if isinstance(answer, OctavoError):
@@ -195,7 +195,7 @@ class AsyncClient(FleetQueries):
                         raise answer
                     if answer.accepted is not None and isinstance(call, Call):
                         self._submissions.keep(answer.job_id, self._cell.settled(call, answer))
-                    answers.append(AsyncJob(self, answer.job_id, answer.accepted))
+                    answers.append(AsyncJob(self, answer.job_id, answer.accepted, answer.rates))
             except OctavoError as error:
                 answers.append(error)
         return answers

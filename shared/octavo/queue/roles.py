@@ -60,7 +60,7 @@ ROLES = (
     Role("client", _OF_CLIENTS, _READING + _ASKING + _TASKS),
     Role(
         "gateway",
-        (*_OF_CLIENTS, "batch_cancel", "batch_create", "file_drop", "file_note", "probe", "reap"),
+        (*_OF_CLIENTS, "batch_cancel", "batch_create", "file_drop", "file_note", "limit_tenant", "probe", "reap"),
         _READING + _ASKING + _OF_BATCHES,
     ),
     Role(

@@ -16,12 +16,13 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt')
+    'gw', 'ct', 'run', 'bt', 'chg', 'key')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
--- readers rebuild it from the stream, which therefore lives as long as the result would have.
-local function conclude(id, job, status, ending, result, facts, redrivable)
+-- readers rebuild it from the stream, which therefore lives as long as the result would have. `used`: the tokens that its
+-- owner says it used.
+local function conclude(id, job, status, ending, result, facts, redrivable, used)
   local stream_s, result_s, idempotency_s = string.match(job.ret, '(%d+) (%d+) (%d+)')
   if job.st == 'queued' then
     leave_queue(id, job, 0)
@@ -31,6 +32,10 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   end
   if tonumber(job.ep) > 0 then refund(job) end
   count(job.tn, 'bytes', -tonumber(job.bytes))
+  if job.chg then
+    --- @include settling
+    settle(job, used or used_by(job))
+  end
   local entry = job.n .. '-1'
   write_end(id, entry, ending, result)
   local is_kept = false
@@ -46,7 +51,7 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   else
     call('EXPIRE', key('t', id), result_s)
   end
-  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls'}
+  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg'}
   if not redrivable then gone[#gone + 1] = 'body' end
   -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
   if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then gone[#gone + 1] = 'run' end

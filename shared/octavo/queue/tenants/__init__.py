@@ -1,0 +1,1 @@
+"""Tenants in the queue: their limits, and the account of what they use."""
