@@ -17,6 +17,8 @@ from octavo.dialects.openai.responses.requests import ResponseRequest
 from octavo.dialects.ui.body import UiChatRequest
 from octavo.terms.models import JobRequest
 from octavo_gateway import tokenizer
+from octavo_gateway.admin import limits, usage
+from octavo_gateway.admin.limits import LimitRequest
 from octavo_gateway.anthropic import routes as anthropic
 from octavo_gateway.durable import routes as durable
 from octavo_gateway.files import batches
@@ -34,11 +36,11 @@ from octavo_gateway.ui import routes as ui
 
 _PARTS = (
     *(jobs, tokens, durable, chat, completions, responses, files, batches, models),
-    *(ui, anthropic, tokenizer, workers, health, pages),
+    *(ui, anthropic, tokenizer, limits, usage, workers, health, pages),
 )
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
-    *(TokenizeRequest, DetokenizeRequest, ResponseRequest, TokenRequest, BatchRequest),
+    *(TokenizeRequest, DetokenizeRequest, ResponseRequest, TokenRequest, BatchRequest, LimitRequest),
 )
 """Bodies that routes read themselves, so that FastAPI does not know of them."""
 

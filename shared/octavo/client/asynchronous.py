@@ -15,6 +15,7 @@ from octavo.client.read_tokens import read_token, secret_for
 from octavo.client.requests import Asked, Prompt, RequestFields, build_request, checked_tenant, write_down
 from octavo.client.submissions import Submissions
 from octavo.client.subscriber import Subscriber
+from octavo.client.tenants import Tenants
 from octavo.queue.calls import Call, Watch, run, run_all, run_many
 from octavo.queue.chats import read_chat, store_chat
 from octavo.queue.connection import connect, connect_listener, default_url
@@ -80,6 +81,7 @@ class AsyncClient(FleetQueries):
         self._redis = connect(self._url)
         self._listener = connect_listener(self._redis)
         self._submissions = Submissions(self._redis, self._listener, self._cell, self._retention.result_s)
+        self.tenants = Tenants(self._redis, self._keys, watch, self._errors)
         self._questions = Questions(self._redis, self._listener, self._keys)
         self._subscriber = Subscriber(self._redis, self._listener, self._cell, self._submissions, errors=self._errors)
 

@@ -165,6 +165,11 @@ class Keys:
         return f"{self.prefix}:bk:{tenant}"
 
     @property
+    def usage(self) -> str:
+        """ZSET: tenants by the last hour in which they used anything."""
+        return f"{self.prefix}:usage"
+
+    @property
     def limited(self) -> str:
         """ZSET: tenants that ever had limits."""
         return f"{self.prefix}:limited"

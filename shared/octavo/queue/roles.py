@@ -60,14 +60,24 @@ ROLES = (
     Role("client", _OF_CLIENTS, _READING + _ASKING + _TASKS),
     Role(
         "gateway",
-        (*_OF_CLIENTS, "batch_cancel", "batch_create", "file_drop", "file_note", "limit_tenant", "probe", "reap"),
+        (
+            *_OF_CLIENTS,
+            "batch_cancel",
+            "batch_create",
+            "file_drop",
+            "file_note",
+            "limit_tenant",
+            "probe",
+            "reap",
+            "usage_read",
+        ),
         _READING + _ASKING + _OF_BATCHES,
     ),
     Role(
         "clerk",
         (
             *("batch_advance", "batch_begin", "batch_claim", "batch_close", "batch_commit", "batch_finish"),
-            *("batch_recheck", "batch_release", "batch_renew", "cancel", "enqueue", "file_drop", "mend"),
+            *("batch_recheck", "batch_release", "batch_renew", "cancel", "enqueue", "file_drop", "mend", "usage_fold"),
         ),
         _READING + _OF_BATCHES,
     ),

@@ -6,7 +6,6 @@
 -- Reply   0 if there is no such job (yet: its submitter makes it again), else 1
 -- Events  the end to subscribers and P:ev
 --- @include ending
---- @include usage
 --- @include intact
 local id, token, status, tokens, ending, result, problem, usage = unpack(ARGV)
 local job = job_to_end(id)
@@ -19,8 +18,7 @@ if problem ~= '' then
   facts[#facts + 1] = 'err'
   facts[#facts + 1] = problem
 end
-local counts = usage_in(usage)
-conclude(id, job, status, ending, result, facts, false, counts[1] + counts[2])
+conclude(id, job, status, ending, result, facts, false, usage_in(usage))
 if not is_whole then call('DEL', key('t', id)) end  -- the result has what it lacks
 publish()
 return 1

@@ -6,7 +6,6 @@
 -- Reply   {ok | rewind | fenced, tokens stored}
 -- Events  the end to subscribers and P:ev, of a damaged job to P:dlq, too
 --- @include ending
---- @include usage
 --- @include intact
 local id, token, status, tokens, ending, result, problem, usage = unpack(ARGV)
 local job = job_to_end(id)
@@ -21,7 +20,6 @@ if not can_end(job) then
 end
 if stored ~= tonumber(tokens) then return {'rewind', stored} end
 local facts = problem == '' and {'ftok', token, 'use', usage} or {'ftok', token, 'use', usage, 'err', problem}
-local counts = usage_in(usage)
-conclude(id, job, status, ending, result ~= '' and result, facts, false, counts[1] + counts[2])
+conclude(id, job, status, ending, result ~= '' and result, facts, false, usage_in(usage))
 publish()
 return {'ok', stored}

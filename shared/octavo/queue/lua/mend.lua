@@ -21,6 +21,7 @@ local KINDS = {
   traits = 'hash', aliases = 'hash', ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
   f = 'hash', files = 'zset', fx = 'zset', fq = 'hash', mark = 'string', bt = 'hash', bto = 'zset', bte = 'zset',
   btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset', lim = 'hash', bk = 'hash', limited = 'zset',
+  use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset',
 }
 local NUMBER = {V = true, lf = true, seq = true}
 
@@ -29,7 +30,7 @@ local paused = call('TYPE', last).ok ~= 'none' and call('PTTL', last) or 0
 if paused > 0 and paused <= PAUSE_MS then return 0 end  -- more if the clock was set back
 call('SET', last, 1, 'PX', PAUSE_MS)
 
-local jobs, lanes, tenants, counters, files, batches = {}, {}, {}, {}, {}, {}
+local jobs, lanes, tenants, counters, files, batches, accounts = {}, {}, {}, {}, {}, {}, {}
 
 local function sort_out(name)
   local kind, rest = string.match(name, '^:(%w+):?(.*)$', #P + 1)
@@ -49,6 +50,7 @@ local function sort_out(name)
   elseif kind == 'q' or kind == 'bound' or kind == 'fq' then counters[#counters + 1] = name
   elseif kind == 'f' then files[#files + 1] = rest
   elseif kind == 'bt' then batches[#batches + 1] = rest
+  elseif kind == 'use' or kind == 'useh' then accounts[#accounts + 1] = {kind, rest}
   end
 end
 
@@ -115,6 +117,8 @@ end
 --- @include mending_batches
 mend_files(files)
 mend_batches(batches)
+--- @include mending_accounts
+mend_accounts(accounts)
 
 for _, id in ipairs(jobs) do
   local tenant, of_batch = read(id, 'tn', 'bt')

@@ -4,6 +4,7 @@
 --- @include fair
 --- @include aside
 --- @include live
+--- @include usage
 
 -- The last entry. With a result, readers of a stream that is lost find everything there.
 local function write_end(id, entry, ending, result)
@@ -16,13 +17,13 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt', 'chg', 'key')
+    'gw', 'ct', 'run', 'bt', 'chg', 'key', 'sts')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
--- readers rebuild it from the stream, which therefore lives as long as the result would have. `used`: the tokens that its
--- owner says it used.
-local function conclude(id, job, status, ending, result, facts, redrivable, used)
+-- readers rebuild it from the stream, which therefore lives as long as the result would have. `counts`: the tokens that
+-- its owner tells.
+local function conclude(id, job, status, ending, result, facts, redrivable, counts)
   local stream_s, result_s, idempotency_s = string.match(job.ret, '(%d+) (%d+) (%d+)')
   if job.st == 'queued' then
     leave_queue(id, job, 0)
@@ -34,8 +35,9 @@ local function conclude(id, job, status, ending, result, facts, redrivable, used
   count(job.tn, 'bytes', -tonumber(job.bytes))
   if job.chg then
     --- @include settling
-    settle(job, used or used_by(job))
+    settle(job, counts and counts[1] + counts[2] or used_by(job))
   end
+  note_usage(job, status, counts)
   local entry = job.n .. '-1'
   write_end(id, entry, ending, result)
   local is_kept = false

@@ -44,6 +44,8 @@
 --   P:aliases             HASH   other names of models: "<model> <worker that announces it>..." by alias
 --   P:lim:<tenant>        HASH   limits by scope: lib/limits.lua;  P:limited  ZSET tenants that ever had some (score 0)
 --   P:bk:<tenant>         HASH   buckets of these limits: lib/buckets.lua
+--   P:use:<hour>:<tenant>  P:useh:<day>:<tenant>  P:used:<month>:<tenant>  HASH  the account of usage by minutes, hours and days
+--   P:usage  P:fold       ZSET   tenants by the last hour in which they used anything; what is to be folded, by ms
 --   P:f:<id>              HASH   tn name purp bytes sha ct exp uses (tenant, name, purpose, size, SHA-256, times created and
 --                                of expiry in ms, batches that read it)
 --   P:files  P:fx         ZSET   all files as P:jobs has jobs; by the ms at which they expire

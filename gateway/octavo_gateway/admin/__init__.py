@@ -1,0 +1,1 @@
+"""OpenAI's administration API, for operators: a tenant is a project."""
