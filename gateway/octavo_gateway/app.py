@@ -22,6 +22,7 @@ from octavo_gateway import errors
 from octavo_gateway.auth.keyring import Keyring
 from octavo_gateway.auth.scopes import authorize
 from octavo_gateway.durable import answers as durable
+from octavo_gateway.http import rates
 from octavo_gateway.http.origins import Cors, OriginCheck, is_loopback
 from octavo_gateway.http.requests import HEADER, IGNORED, RequestLog
 from octavo_gateway.reaper import reap_forever
@@ -71,7 +72,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
     errors.install(app)
     add_routes(app)
     app.add_middleware(OriginCheck, settings=settings, keyring=keyring)
-    exposed = ["Location", "Retry-After", HEADER, IGNORED, *durable.HEADERS, *ui.HEADERS]
+    exposed = ["Location", "Retry-After", HEADER, IGNORED, *rates.HEADERS, *durable.HEADERS, *ui.HEADERS]
     app.add_middleware(Cors, settings=settings, keyring=keyring, exposed=exposed)
     app.add_middleware(RequestLog)  # the last one is the outermost
     return app

@@ -94,6 +94,7 @@ class Door:
             )
             await unless_disconnected(request, checking)
         jobs = await self._submitted(entry, caller.key_id)
+        request.state.rates = next((job.rates for job in reversed(jobs) if job.rates is not None), None)
         if created := sum(job.created for job in jobs):
             self._metrics.jobs_submitted.labels(first.model, first.priority).inc(created)
         return jobs

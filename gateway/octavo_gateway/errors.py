@@ -24,11 +24,13 @@ from octavo.terms.errors import (
     NoSecret,
     OctavoError,
     QueueFull,
+    RateLimited,
     ServerUnavailable,
     shortened,
 )
 from octavo.terms.messages import JobError, JobStatus
 from octavo_gateway.anthropic import errors as anthropic
+from octavo_gateway.http.rates import refusal_headers
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +103,10 @@ def of_octavo(error: OctavoError) -> ApiError:
     if isinstance(error, JobFailed):
         return of_job(JobStatus(error.status), JobError(code=error.code, message=error.message, param=error.param))
     status = status_of(error)
-    headers = {}
-    if isinstance(error, QueueFull):
+    headers: dict[str, str] = {}
+    if isinstance(error, RateLimited):
+        headers = refusal_headers(error)
+    elif isinstance(error, QueueFull):
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     elif isinstance(error, ServerUnavailable):
         log.warning("a request cannot be served: %s", error.message)

@@ -16,6 +16,8 @@ _EXAMPLES_OF_PATHS = {
     "chat_id": "chat-1",
     "name": "demo",
     "worker_id": "host-4711-1f2e3d",
+    "project": "default",
+    "rate_limit_id": "rl-demo",
     "file_id": "file-01ARZ3NDEKTSV4RRFFQ69G5FAV",
     "batch_id": "batch_01ARZ3NDEKTSV4RRFFQ69G5FAV",
     "project_id": "acme",
@@ -161,6 +163,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/detokenize"): Operation(
         "detokenize", "Turn tokens into text", {"tokens": {"model": "demo", "tokens": [82, 79, 77]}}
     ),
+    ("get", "/v1/organization/projects/{project}/rate_limits"): Operation("listRateLimits", "List a tenant's limits"),
+    ("post", "/v1/organization/projects/{project}/rate_limits/{rate_limit_id}"): Operation(
+        "updateRateLimit",
+        "Change a tenant's limits",
+        {
+            "a minute": {"max_requests_per_1_minute": 600, "max_tokens_per_1_minute": 60_000},
+            "beyond OpenAI's": {"octavo": {"waiting": 1000, "tokens_per_day": None}},
+        },
+    ),
+    ("get", "/v1/organization/usage/completions"): Operation("getUsage", "Get what tenants have used"),
     ("get", "/v1/workers"): Operation("listWorkers", "List live workers"),
     ("get", "/v1/workers/{worker_id}/memory"): Operation("getWorkerMemory", "Look at a worker's KV cache"),
     ("get", "/v1/organization/projects"): Operation("listProjects", "List projects"),

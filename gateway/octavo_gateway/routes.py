@@ -17,7 +17,7 @@ from octavo.dialects.openai.responses.requests import ResponseRequest
 from octavo.dialects.ui.body import UiChatRequest
 from octavo.terms.models import JobRequest
 from octavo_gateway import tokenizer
-from octavo_gateway.admin import accounts, keys, projects
+from octavo_gateway.admin import accounts, keys, limits, projects, usage
 from octavo_gateway.admin.bodies import (
     AccountChange,
     AccountRequest,
@@ -27,6 +27,7 @@ from octavo_gateway.admin.bodies import (
     ProjectChange,
     ProjectRequest,
 )
+from octavo_gateway.admin.limits import LimitRequest
 from octavo_gateway.anthropic import routes as anthropic
 from octavo_gateway.durable import routes as durable
 from octavo_gateway.files import batches
@@ -44,11 +45,11 @@ from octavo_gateway.ui import routes as ui
 
 _PARTS = (
     *(jobs, tokens, durable, chat, completions, responses, files, batches, models),
-    *(ui, anthropic, tokenizer, workers, health, pages, projects, accounts, keys),
+    *(ui, anthropic, tokenizer, workers, health, pages, projects, accounts, keys, limits, usage),
 )
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
-    *(TokenizeRequest, DetokenizeRequest, ResponseRequest, TokenRequest, BatchRequest),
+    *(TokenizeRequest, DetokenizeRequest, ResponseRequest, TokenRequest, BatchRequest, LimitRequest),
     *(ProjectRequest, ProjectChange, AccountRequest, AccountChange, KeyRequest, KeyChange, KeyRotation),
 )
 """Bodies that routes read themselves, so that FastAPI does not know of them."""

@@ -64,9 +64,6 @@ class GatewaySettings(BaseSettings):
     max_queued_jobs: PositiveInt = Field(
         Limits.queued_jobs, description="Jobs that may wait in all; one more gets 429 and Retry-After."
     )
-    max_queued_jobs_per_tenant: PositiveInt = Field(
-        Limits.queued_jobs_per_tenant, description="Jobs of one tenant that may wait."
-    )
     max_queued_bytes: PositiveInt = Field(
         Limits.queued_bytes, description="Bytes of unfinished jobs' requests and attachments in all."
     )
@@ -119,7 +116,7 @@ class GatewaySettings(BaseSettings):
     @property
     def limits(self) -> Limits:
         """The caps of the queue."""
-        return Limits(self.max_queued_jobs, self.max_queued_jobs_per_tenant, self.max_queued_bytes)
+        return Limits(self.max_queued_jobs, self.max_queued_bytes)
 
     @property
     def retention(self) -> Retention:

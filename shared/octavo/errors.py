@@ -10,7 +10,9 @@ from octavo.terms.errors import (
     MalformedMessage,
     OctavoError,
     QueueFull,
+    RateLimited,
     ServerUnavailable,
+    TenantSuspended,
     UnknownModel,
     WorkerNotFound,
 )
@@ -25,7 +27,9 @@ __all__ = [
     "MalformedMessage",
     "OctavoError",
     "QueueFull",
+    "RateLimited",
     "ServerUnavailable",
+    "TenantSuspended",
     "UnknownModel",
     "WorkerNotFound",
 ]

@@ -21,6 +21,7 @@ from tiers import is_full
 from octavo.queue.batches.calls import Commit, NewFile, Part, Skipped
 from octavo.queue.batches.keys import FILE, new_id
 from octavo.queue.protocol import Fenced
+from octavo.queue.tenants.limits import TenantCell
 from octavo.terms.batches import BatchStatus
 from octavo.terms.errors import IdempotencyConflict, InvalidRequest, QueueFull
 from octavo.terms.messages import JobStatus
@@ -323,6 +324,14 @@ def test_a_file_that_a_batch_reads_stays_and_its_bytes_are_counted(bench: Bench)
     bench.redis.hset(BATCH_KEYS.file(short.id), "exp", 1)
     assert bench.run(BATCHES.drop_file(short.id, expired=True)) == "ok"
     assert bench.redis.hgetall("{c00}:fq") == {b"acme": b"100"}
+
+
+def test_the_limits_of_a_tenant_say_how_many_bytes_of_files_it_keeps(bench: Bench) -> None:
+    for tenant, limit, cap in (("acme", 150, 1000), ("zoo", 2000, 100)):
+        bench.run(TenantCell().change(tenant, {"file_bytes": limit}))
+        with pytest.raises(QueueFull, match=f"{limit} are allowed"):
+            bench.run(BATCHES.note_file(NewFile(new_id(FILE), tenant, "x", "batch", 2001, "00"), cap=cap))
+    bench.run(BATCHES.note_file(NewFile(new_id(FILE), "zoo", "x", "batch", 2000, "00"), cap=100))
 
 
 def test_a_batch_is_made_once_for_each_key(bench: Bench) -> None:

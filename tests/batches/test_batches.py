@@ -16,6 +16,8 @@ from scripted_worker import CONTEXT, ScriptedWorker, whole_text
 from waiting import until
 
 from octavo import AsyncClient
+from octavo.queue.calls import run_sync
+from octavo.queue.tenants.limits import TenantCell
 from octavo.service.clerk.desk import Desk
 from octavo.service.storage import open_storage
 
@@ -93,6 +95,21 @@ async def test_lines_that_fail_are_in_the_error_file_as_the_endpoint_would_answe
         assert one["response"]["body"]["error"]["type"] == "invalid_request_error"
     assert bad["hot"]["response"]["body"]["error"]["param"] == "temperature"
     assert bad["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_batch_waits_for_the_bucket_of_its_tenant_and_fails_lines_that_never_fit(
+    ai, worker, clerk, redis_sync: redis.Redis
+) -> None:
+    limits = {"requests_per_minute": 3000, "requests_per_minute_capacity": 4, "tokens_per_minute": 100_000}
+    run_sync(redis_sync, TenantCell().change("acme", limits | {"max_tokens": 50, "tokens_per_minute_capacity": 80}))
+    lines = [line(f"fits {number}") for number in range(12)]
+    never = [line("long", max_tokens=51), line("large", "x" * 200, max_tokens=40), line("small", max_tokens=50)]
+    batch = await reach(ai, (await begin(ai, encoded(*lines, *never))).id, *ENDED)
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 13, 2)
+    bad = {one["custom_id"]: one["response"] for one in await lines_of(ai, batch.error_file_id)}
+    assert set(bad) == {"long", "large"}
+    assert {answer["status_code"] for answer in bad.values()} == {400}
+    assert len(worker.seen) == 13
 
 
 async def test_without_a_successful_line_there_is_no_output_file(ai, worker, clerk) -> None:

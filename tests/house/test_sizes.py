@@ -44,10 +44,10 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 2240,
+    "octavo.cli": 2470,
     "octavo_worker.bench": 1860,
     "octavo_worker.assembly": 1570,
-    "octavo_gateway": 6180,
+    "octavo_gateway": 6540,
     "octavo_worker.agent": 4930,
     "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
@@ -58,13 +58,13 @@ BUDGETS = {
     "octavo_kernels": 3880,
     "octavo.service": 3780,
     "octavo.dialects": 7730,
-    "octavo.client": 2220,
-    "octavo.queue": 4300,
-    "octavo.terms": 2020,
+    "octavo.client": 2290,
+    "octavo.queue": 4720,
+    "octavo.terms": 2180,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 59_900
+MOST_LINES_IN_ALL = 62_000
 
 
 def lines_of(room: str) -> int:

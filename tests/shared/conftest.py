@@ -16,7 +16,8 @@ from octavo.queue import wire
 from octavo.queue.calls import Call, run_sync
 from octavo.queue.connection import connect
 from octavo.queue.keys import Keys
-from octavo.queue.protocol import Append, AppendReply, Cell, Claim, Claims, FinishReply
+from octavo.queue.protocol import Append, AppendReply, Cell, Claim, Claims, FinishReply, LineOfBatch
+from octavo.queue.tenants.limits import Scope, TenantCell
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 from octavo.terms.models import Event, JobRequest
@@ -60,6 +61,8 @@ class World:
         retention: Retention | None = None,
         subscriber: str = "",
         attachment: bytes = b"",
+        key_id: str = "",
+        line: LineOfBatch | None = None,
     ) -> Call[Any]:
         return self.cell.enqueue(
             job_id or self.keys.new_job_id(),
@@ -71,10 +74,19 @@ class World:
             retention=retention or Retention(),
             subscriber_id=subscriber,
             attachment=attachment,
+            key_id=key_id,
+            line=line,
         )
 
     def enqueue(self, request: JobRequest | None = None, **options: Any) -> str:
         return str(self.run(self.enqueue_call(request, **options)).job_id)
+
+    def limit(self, *, tenant: str = "acme", scope: Scope | None = None, **values: int | None) -> dict[str, int]:
+        return self.run(TenantCell().change(tenant, values, scope))
+
+    def level(self, field: str, tenant: str = "acme") -> float:
+        """Level of a bucket when it was touched last."""
+        return float(self.redis.hget(self.keys.buckets(tenant), field).split()[0])
 
     def claim(
         self,

@@ -59,13 +59,11 @@ def test_caps_refuse_without_a_trace(world: Any, request_of: Any) -> None:
     before = set(world.redis.keys())
     for limits in (
         Limits(queued_jobs=1),
-        Limits(queued_jobs_per_tenant=1),
         Limits(queued_bytes=2 * size - 1),
     ):
         with pytest.raises(QueueFull):
             world.enqueue(limits=limits)
     assert set(world.redis.keys()) == before
-    world.enqueue(limits=Limits(queued_jobs_per_tenant=1), tenant="other")
     world.enqueue(limits=Limits(queued_bytes=3 * size))
 
 

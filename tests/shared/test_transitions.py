@@ -20,6 +20,8 @@ LIVE_KEYS = {
     "traits",
     "reaper",
     "seq",
+    "usage",
+    "fold",
     "ev",
     "dlq",
     "jobs",
@@ -252,7 +254,7 @@ def test_what_ended_expires_and_leaves_nothing_but_live_keys(world: Any, request
     assert world.immortal_keys() <= LIVE_KEYS
     world.lapse(job_id, due="x")
     world.reap()
-    assert world.immortal_keys() == {"models", "traits", "reaper", "seq", "ev"}
+    assert world.immortal_keys() == {"models", "traits", "reaper", "seq", "ev", "usage", "fold"}
 
 
 def test_a_failure_keeps_its_error(world: Any) -> None:

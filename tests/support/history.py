@@ -13,7 +13,9 @@ from itertools import pairwise
 
 from octavo.terms.messages import Chunk, JobStatus, Terminal
 
-PERMANENT_KEYS = {"models", "traits", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers", "bell:toy"}
+PERMANENT_KEYS = {
+    *("models", "traits", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers", "bell:toy", "usage", "fold"),
+}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.dialects.ignored import Ignored
 from octavo_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
+from octavo_gateway.http.rates import rate_headers
 
 INTERNAL_ERROR = ApiError(500, "an error inside the gateway; its log says more", code="internal_error")
 HEADER = "X-Request-Id"
@@ -48,6 +49,7 @@ class RequestLog:
                 headers[HEADER] = request_id
                 if ignored := _ignored(scope):
                     headers[IGNORED] = ignored
+                headers.update(rate_headers(scope.get("state", {}).get("rates")))
                 headers.update(_FOR_BROWSERS)
             await send(message)
 

@@ -15,6 +15,7 @@ from octavo.client.read_tokens import read_token, secret_for
 from octavo.client.requests import Asked, Prompt, RequestFields, build_request, checked_tenant, write_down
 from octavo.client.submissions import Submissions
 from octavo.client.subscriber import Subscriber
+from octavo.client.tenants import Tenants
 from octavo.queue.calls import Call, Watch, run, run_all, run_many
 from octavo.queue.chats import read_chat, store_chat
 from octavo.queue.connection import connect, connect_listener, default_url
@@ -80,6 +81,7 @@ class AsyncClient(FleetQueries):
         self._redis = connect(self._url)
         self._listener = connect_listener(self._redis)
         self._submissions = Submissions(self._redis, self._listener, self._cell, self._retention.result_s)
+        self.tenants = Tenants(self._redis, self._keys, watch, self._errors)
         self._questions = Questions(self._redis, self._listener, self._keys)
         self._subscriber = Subscriber(self._redis, self._listener, self._cell, self._submissions, errors=self._errors)
 
@@ -114,7 +116,8 @@ class AsyncClient(FleetQueries):
         the same job; `fingerprint` stands for what is to be repeated where that is more than the job. `follow` says
         that its events are read next, which then costs no round trip. `attachment` is kept with the job for as long as
         it is known, and no worker gets it. `background`: webhooks hear of its end as that of a response. `key_id` is
-        the id of the API key that asks. Raises InvalidRequest, UnknownModel, QueueFull, IdempotencyConflict."""
+        the id of the API key that asks. Raises InvalidRequest, UnknownModel, QueueFull, RateLimited, TenantSuspended,
+        IdempotencyConflict."""
         job = Asked(build_request(prompt, **fields), idempotency_key, attachment, fingerprint, background)
         (answer,) = await self._submit_batch([job], tenant, follow, key_id)
         if isinstance(answer, OctavoError):
@@ -201,7 +204,7 @@ class AsyncClient(FleetQueries):
                         raise answer
                     if answer.accepted is not None and isinstance(call, Call):
                         self._submissions.keep(answer.job_id, self._cell.settled(call, answer))
-                    answers.append(AsyncJob(self, answer.job_id, answer.accepted))
+                    answers.append(AsyncJob(self, answer.job_id, answer.accepted, answer.rates))
             except OctavoError as error:
                 answers.append(error)
         return answers

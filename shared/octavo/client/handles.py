@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from octavo.terms.errors import JobFailed
+from octavo.terms.limits import Rates
 from octavo.terms.messages import JobError, JobStatus
 from octavo.terms.models import Event, JobInfo, Result
 from octavo.terms.read_tokens import DEFAULT_S
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
 
 
 class AsyncJob:
-    """A handle on one job. `accepted` is how it stood when this client submitted it; None of any other job."""
+    """A handle on one job. `accepted` is how it stood when this client submitted it; None of any other job. `rates`:
+    what its tenant had left then, where it has limits."""
 
-    def __init__(self, client: AsyncClient, job_id: str, accepted: JobInfo | None = None) -> None:
+    def __init__(
+        self, client: AsyncClient, job_id: str, accepted: JobInfo | None = None, rates: Rates | None = None
+    ) -> None:
         self.id = job_id
         self.accepted = accepted
+        self.rates = rates
         self._client = client
 
     def __repr__(self) -> str:

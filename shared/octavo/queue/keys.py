@@ -156,6 +156,24 @@ class Keys:
         """ZSET: those that expire, by the time at which they do, in s."""
         return f"{self.prefix}:tasks-due:{app}"
 
+    def limits(self, tenant: str) -> str:
+        """HASH: limits of a tenant by scope."""
+        return f"{self.prefix}:lim:{tenant}"
+
+    def buckets(self, tenant: str) -> str:
+        """HASH: what is left of these limits."""
+        return f"{self.prefix}:bk:{tenant}"
+
+    @property
+    def usage(self) -> str:
+        """ZSET: tenants by the last hour in which they used anything."""
+        return f"{self.prefix}:usage"
+
+    @property
+    def limited(self) -> str:
+        """ZSET: tenants that ever had limits."""
+        return f"{self.prefix}:limited"
+
     def channel(self, subscriber_id: str) -> str:
         """PUBSUB: live events for one subscriber (a gateway process or a client object)."""
         return f"{self.prefix}:n:{subscriber_id}"

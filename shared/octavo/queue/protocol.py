@@ -22,9 +22,11 @@ from octavo.queue.claims import ClassRoom as ClassRoom
 from octavo.queue.claims import Unreadable as Unreadable
 from octavo.queue.claims import parse_claims, room_arguments
 from octavo.queue.keys import Keys
-from octavo.terms.errors import IdempotencyConflict, InvalidRequest, NameTaken, OctavoError, QueueFull, UnknownModel
+from octavo.queue.tenants.refusals import refusal
+from octavo.terms.errors import InvalidRequest, NameTaken, OctavoError
 from octavo.terms.fields import MAX_BODY_BYTES
 from octavo.terms.limits import Limits as Limits
+from octavo.terms.limits import Rates
 from octavo.terms.limits import Retention as Retention
 from octavo.terms.messages import Chunk, JobStatus, Progress, Terminal
 from octavo.terms.models import JobInfo, JobRequest
@@ -33,11 +35,6 @@ from octavo.terms.workers import ModelCard
 MAX_APPENDS = 64  # items in one append call; keeps the server's pause under a millisecond
 _JOB_TOKENS = 16  # what a job costs a claim's budget besides its prompt: a block
 _UNBOUNDED_TOKENS = 1024  # what fair queueing expects of a job without max_tokens
-_FULL = {
-    "jobs": "the queue is full",
-    "tenant": "this tenant has too many queued jobs",
-    "bytes": "the queue holds too many bytes",
-}
 
 T = TypeVar("T")
 
@@ -53,6 +50,7 @@ class Enqueued:
     job_id: str
     accepted: JobInfo | None  # None: the idempotency key named a job that exists
     model: str = ""  # that it waits for: what an alias stood for; empty if the job exists
+    rates: Rates | None = None  # of the tenant, where it has such limits
 
     @property
     def created(self) -> bool:
@@ -153,8 +151,9 @@ class Cell:
         """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
         exists already. `background`: its end is an event of a response. `key_id` is the API key that asks. The
         idempotency key covers the job, or what has the `fingerprint`. Raises InvalidRequest here when request or
-        attachment is too large; the reply raises IdempotencyConflict, UnknownModel or QueueFull, and Fenced for the job
-        of a `line` that the caller may not submit any more."""
+        attachment is too large; the reply raises IdempotencyConflict, UnknownModel, QueueFull, RateLimited,
+        TenantSuspended, InvalidRequest for more tokens than the tenant may ask for, and Fenced for the job of a `line`
+        that the caller may not submit any more."""
         try:
             body = wire.encode_request(request.model_copy(update={"notify": False}) if request.notify else request)
             named = {
@@ -166,7 +165,6 @@ class Cell:
                 "seed": str(seed),
                 "retention": f"{retention.stream_s} {retention.result_s} {retention.idempotency_s}",
                 "cap_jobs": limits.queued_jobs,
-                "cap_tenant_jobs": limits.queued_jobs_per_tenant,
                 "cap_bytes": limits.queued_bytes,
                 "subscriber": subscriber_id or None,
                 "attachment": attachment or None,
@@ -329,6 +327,7 @@ def _asked(request: JobRequest) -> dict[str, bytes | str | int | None]:
         "timeout_ms": _milliseconds(request.timeout_s),
         "queue_timeout_ms": _milliseconds(request.queue_timeout_s),
         "metadata": wire.encode_metadata(request.metadata) if request.metadata else None,
+        "max_tokens": limit,
         "several": request.sampling.n > 1 or None,
     }
 
@@ -350,25 +349,16 @@ def _parse_status(reply: bytes | None) -> JobStatus | None:
 
 def _parse_enqueued(reply: list[Any], request: JobRequest, tenant: str) -> Enqueued:
     outcome, *rest = reply
-    match _text(outcome):
-        case "ok":
-            job_id, created, at_ms = _text(rest[0]), bool(rest[1]), int(rest[2])
-            if not created:
-                return Enqueued(job_id, None)
-            return Enqueued(job_id, _accepted(job_id, request, tenant, at_ms / 1000), _text(rest[3]))
-        case "conflict":
-            raise IdempotencyConflict(
-                f"the idempotency key was used by job {_text(rest[0])} with another request: use a new key"
-            )
-        case "unknown":
-            known = ", ".join(sorted(_text(name) for name in rest)) or "none: start a worker first"
-            raise UnknownModel(
-                f"no worker has ever served the model {request.model!r}; known models: {known}", param="model"
-            )
-        case "fenced":
-            raise Fenced("the batch is not the caller's, or is beyond this line")
-        case _:
-            raise QueueFull(f"{_FULL[_text(rest[0])]}: try again later", retry_after_s=1.0)
+    if outcome == b"fenced":
+        raise Fenced("the batch is not the caller's, or is beyond this line")
+    if outcome != b"ok":
+        raise refusal(_text(outcome), rest, request.model, tenant)
+    job_id, created, at_ms = _text(rest[0]), bool(rest[1]), int(rest[2])
+    if not created:
+        return Enqueued(job_id, None)
+    return Enqueued(
+        job_id, _accepted(job_id, request, tenant, at_ms / 1000), _text(rest[3]), Rates.of([int(n) for n in rest[4:]])
+    )
 
 
 def _parse_registered(reply: list[bytes], card: ModelCard) -> None:

@@ -67,7 +67,7 @@ ROLES = (
         "gateway",
         (
             *(*_OF_CLIENTS, *_OF_KEYS, "batch_cancel", "batch_create", "file_drop", "file_note", "probe", "reap"),
-            *("delivery_resend", "endpoint_drop", "endpoint_put", "endpoint_rotate"),
+            *("delivery_resend", "endpoint_drop", "endpoint_put", "endpoint_rotate", "limit_tenant", "usage_read"),
         ),
         (*_READING, *_ASKING, *_OF_BATCHES, *_LISTING),
     ),
@@ -76,16 +76,8 @@ ROLES = (
         "clerk",
         (
             *("batch_advance", "batch_begin", "batch_claim", "batch_close", "batch_commit", "batch_finish"),
-            *(
-                "batch_recheck",
-                "batch_release",
-                "batch_renew",
-                "cancel",
-                "delivery_claim",
-                "delivery_commit",
-                "enqueue",
-            ),
-            *("file_drop", "mend"),
+            *("batch_recheck", "batch_release", "batch_renew", "cancel", "delivery_claim", "delivery_commit"),
+            *("enqueue", "file_drop", "mend", "usage_fold"),
         ),
         _READING + _OF_BATCHES,
     ),

@@ -42,7 +42,7 @@ from octavo.client.requests import RequestFields
 from octavo.queue.connection import connect_sync, default_url, outage
 from octavo.service.task_queues import bound_to, described, entities_of, queue_names
 from octavo.service.waiting_tasks import PREFIX, WaitingTasks
-from octavo.terms.errors import QueueFull, ServerUnavailable
+from octavo.terms.errors import QueueFull, RateLimited, ServerUnavailable
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import Result
 from octavo.terms.structs import as_dict
@@ -118,6 +118,8 @@ def generate(task: GenerateTask, prompt: Any = None, **fields: Any) -> dict[str,
             raise Ignore  # until the job ends
         result = task.client.result(job.id)
     except (QueueFull, ServerUnavailable) as error:
+        if isinstance(error, RateLimited) and not error.can_retry:
+            raise
         task.look_again(error)
     ensure_completed(result.id, result.status, result.error)
     return _as_dict(result)

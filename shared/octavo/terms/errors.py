@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from octavo.terms.limits import Rates
+
 _LONGEST = 1000
 
 
@@ -69,6 +71,27 @@ class QueueFull(OctavoError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(QueueFull):
+    """A bucket of the tenant lacks what the job takes: `limit` is its name. A retry after `retry_after_s` is accepted
+    unless others were faster; none ever is unless `can_retry`. `rates` are the buckets as they are."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self, message: str, *, retry_after_s: float, limit: str, can_retry: bool = True, rates: Rates | None = None
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.limit = limit
+        self.can_retry = can_retry
+        self.rates = rates
+
+
+class TenantSuspended(OctavoError):
+    """The tenant's new jobs are refused until an operator lets it go on."""
+
+    code = "tenant_suspended"
 
 
 class JobNotFound(OctavoError):

@@ -147,12 +147,13 @@ class BatchCell:
     watch: Watch | None = None
 
     def note_file(self, file: NewFile, *, cap: int) -> Call[FileInfo]:
-        """Make a file known. The reply raises QueueFull if its tenant keeps more than `cap` bytes with it."""
+        """Make a file known. The reply raises QueueFull if its tenant keeps more bytes with it than its
+        limits or else `cap` allow."""
 
         def parse(reply: list[Any]) -> FileInfo:
             if reply[0] != b"ok":
                 raise QueueFull(
-                    f"your files have {int(reply[1])} bytes, {cap} are allowed: delete some", retry_after_s=60
+                    f"your files have {int(reply[1])} bytes, {int(reply[2])} are allowed: delete some", retry_after_s=60
                 )
             expires = int(reply[2]) / 1000 if reply[2] else None
             return FileInfo(

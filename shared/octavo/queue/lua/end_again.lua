@@ -19,7 +19,7 @@ if problem ~= '' then
   facts[#facts + 1] = problem
 end
 job.is_cut = is_cut == '1'
-conclude(id, job, status, ending, result, facts)
+conclude(id, job, status, ending, result, facts, false, usage_in(usage))
 if not is_whole then call('DEL', key('t', id)) end  -- the result has what it lacks
 publish()
 return 1

@@ -1,21 +1,25 @@
 #!lua
 -- Accept a job, or say why not. Repeating it with the same id changes nothing.
 -- KEYS    P
--- ARGV    msgpack of a map: id body tenant model class cost est seed retention cap_jobs cap_tenant_jobs cap_bytes; where
---         there is one idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber
---         key (id of the API key that asks);
+-- ARGV    msgpack of a map: id body tenant model class cost est seed retention cap_jobs cap_bytes; where there is one
+--         idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber, key (the id
+--         of an API key), max_tokens;
 --         several (true: it has several sequences); again (true: a server that came back may have forgotten it) with
 --         settled (the model that an alias stood for then); notify or background (true: its end is an
 --         event of a job, or of a response); of a line of a batch: batch, batch_token of its owner, place
 --         and index. What a later version adds has a name.
--- Reply   {'ok', id, created, time of acceptance in ms, model} | {'conflict', id} | {'unknown', model...} | {'full', what} |
---         {'fenced'}: the batch is another owner's, takes no lines, or is beyond this one
+-- Reply   {'ok', id, created, time of acceptance in ms, model, rates...} | {'conflict', id} | {'unknown', model...} |
+--         {'full', what} | {'fenced'}: the batch is another owner's, takes no lines, or is beyond this one |
+--         {'suspended'} | {'long', limit, scope} | {'limited', limit, scope, what it holds at most, what the job takes, ms
+--         after which it has room or -1 for never, rates...}
+--         Rates are of requests and of tokens: what a bucket holds at most, what is left, ms until it is full, or -1 each.
 --- @include clock
 --- @include counters
 --- @include entering
 --- @include bell
 --- @include listing
 --- @include aliases
+--- @include limits
 local new = cmsgpack.unpack(ARGV[1])
 local id, tenant, idem, model, class = new.id, new.tenant, new.idempotency_key, new.model, new.class
 local size = #new.body + #(new.attachment or '')
@@ -58,8 +62,31 @@ end
 local queued, bytes = tonumber(total[1] or 0), tonumber(total[2] or 0)
 local of_tenant = tonumber(call('HGET', key('q', tenant), 'queued') or 0)
 if queued >= new.cap_jobs then return full('jobs', queued, 0) end
-if of_tenant >= new.cap_tenant_jobs then return full('tenant', of_tenant, 0) end
 if bytes + size > new.cap_bytes then return full('bytes', 0, bytes) end
+
+local scopes = scopes_of(model, new.key)
+local texts = call('HMGET', key('lim', tenant), unpack(scopes))
+if of_tenant >= (limit_in(texts[1], 'waiting') or WAITING) then return full('waiting', of_tenant, 0) end
+local weight, charged, rates = nil, nil, {}
+if texts[1] or texts[2] or texts[3] then
+  --- @include charging
+  --- @include caps
+  -- A job that was accepted once, and which the server has forgotten, is accepted again.
+  local refusal = not new.again and beyond_caps(texts, new, model, size)
+  if refusal then return refusal[1] == 'full' and full(unpack(refusal, 2)) or refusal end
+  local buckets = drawn_on(scopes, texts, new.cost, new.batch)
+  if buckets[1] then
+    refill_all(tenant, buckets)
+    local lacking, wait = lacking_in(buckets)
+    if lacking and not new.again then
+      thaw(tenant, buckets)
+      return {'limited', lacking.name, scopes[lacking.scope], lacking.capacity, lacking.takes, wait, unpack(rates_of(buckets))}
+    end
+    charged = draw(tenant, buckets)
+    rates = rates_of(buckets)
+  end
+  weight = limit_in(texts[1], 'weight')
+end
 
 local job = {'st', 'queued', 'mdl', model, 'tn', tenant, 'cls', class, 'lane', class, 'n', 0, 'ep', 0, 'crashes', 0,
   'ct', NOW, 'body', new.body, 'bytes', size, 'est', new.est, 'cost', new.cost, 'seed', new.seed, 'ret', new.retention}
@@ -83,6 +110,7 @@ note('qdl', start_by)
 note('qt', new.queue_timeout_ms)
 note('idem', idem)
 note('key', new.key)
+note('chg', charged)
 if new.several then note('run', new.again and 'an earlier one' or string.match(call('INFO', 'server'), 'run_id:(%x+)')) end
 call('HSET', key('j', id), unpack(job))
 if due < math.huge then call('ZADD', key('D'), due, id) end
@@ -98,4 +126,4 @@ count_queued(place, 1)
 count(tenant, 'bytes', size)
 enter_class(id, place)
 ring(model)
-return {'ok', id, 1, NOW, model}
+return {'ok', id, 1, NOW, model, unpack(rates)}

@@ -22,6 +22,6 @@ end
 if stored ~= tonumber(tokens) then return {'rewind', stored} end
 local facts = problem == '' and {'ftok', token, 'use', usage} or {'ftok', token, 'use', usage, 'err', problem}
 job.is_cut = is_cut == '1'
-conclude(id, job, status, ending, result ~= '' and result, facts)
+conclude(id, job, status, ending, result ~= '' and result, facts, false, usage_in(usage))
 publish()
 return {'ok', stored}

@@ -23,6 +23,7 @@ local KINDS = {
   btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset', k = 'hash', ks = 'zset', ka = 'hash', kas = 'zset',
   pj = 'hash', pjs = 'zset', he = 'hash', endpoints = 'zset', hs = 'hash', hd = 'hash',
   hq = 'zset', hl = 'zset', hf = 'zset', hr = 'zset', ht = 'zset', ho = 'zset', hc = 'hash',
+  lim = 'hash', bk = 'hash', limited = 'zset', use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset',
 }
 local TOLD_AGAIN = {q = true, bound = true, fq = true, hs = true, hq = true, hl = true, hf = true, hr = true, ht = true, ho = true}
 local NUMBER = {V = true, lf = true, seq = true}
@@ -33,7 +34,7 @@ if paused > 0 and paused <= PAUSE_MS then return 0 end  -- more if the clock was
 call('SET', last, 1, 'PX', PAUSE_MS)
 
 local jobs, lanes, tenants, counters, files, batches, endpoints, deliveries = {}, {}, {}, {}, {}, {}, {}, {}
-local of_tenants = {k = {}, ka = {}, pj = {}}
+local used, of_tenants = {}, {k = {}, ka = {}, pj = {}}
 
 local function sort_out(name)
   local kind, rest = string.match(name, '^:(%w+):?(.*)$', #P + 1)
@@ -56,6 +57,7 @@ local function sort_out(name)
   elseif of_tenants[kind] then table.insert(of_tenants[kind], rest)
   elseif kind == 'he' then endpoints[#endpoints + 1] = rest
   elseif kind == 'hd' then deliveries[#deliveries + 1] = rest
+  elseif kind == 'use' or kind == 'useh' then used[#used + 1] = {kind, rest}
   end
 end
 
@@ -129,6 +131,8 @@ mend_projects(of_tenants.pj)
 --- @include mending_webhooks
 mend_endpoints(endpoints)
 mend_deliveries(deliveries)
+--- @include mending_usage
+mend_usage(used)
 
 for _, id in ipairs(jobs) do
   local tenant, of_batch = read(id, 'tn', 'bt')

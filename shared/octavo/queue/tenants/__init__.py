@@ -1,1 +1,1 @@
-"""Tenants in the queue: their projects, service accounts and keys as values and calls. No HTTP."""
+"""Tenants in the queue: projects, accounts, keys, limits and usage as values and calls. No HTTP."""

@@ -19,7 +19,7 @@ from octavo.client.handles import AsyncJob, ensure_completed
 from octavo.dialects.openai.answers import CompletedJob
 from octavo.dialects.openai.batch.answers import encode
 from octavo.service.batches.lines import BatchLine, completed, failed
-from octavo.terms.errors import Busy, OctavoError, QueueFull, ServerUnavailable
+from octavo.terms.errors import Busy, OctavoError, QueueFull, RateLimited, ServerUnavailable
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import JobRequest
 from octavo.terms.workers import WorkerInfo
@@ -135,6 +135,8 @@ class BatchRun:
             try:
                 return await client.submit(request, tenant=self.tenant, idempotency_key=key)
             except QueueFull as full:
+                if isinstance(full, RateLimited) and not full.can_retry:
+                    raise
                 await asyncio.sleep(full.retry_after_s)
 
     def _write_line(self, opened: _OpenLine) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from octavo.client.batches import new_token
 from octavo.service.clerk.desk import Desk
-from octavo.service.clerk.sweep import remove_expired, remove_unnamed
+from octavo.service.clerk.sweep import fold_usage, remove_expired, remove_unnamed
 from octavo.service.clerk.work import Work
 from octavo.service.storage.mark import check_mark
 from octavo.terms.errors import OctavoError
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
 _MOST_BATCHES = 64
-_EXPIRED_S, _UNNAMED_S = 30.0, 3600.0
+_EXPIRED_S, _UNNAMED_S, _FOLD_S = 30.0, 3600.0, 30.0
 _PATIENCE_S = 2.0
 _PARTING_S = 5.0
 
@@ -44,7 +44,7 @@ class Clerk:
             async with asyncio.TaskGroup() as group:
                 for work, pause_s in (
                     (self._take, _LOOK_S), (self._renew, self._lease_ms / 5000), (self._remove_expired, _EXPIRED_S),
-                    (self._remove_unnamed, _UNNAMED_S),
+                    (self._remove_unnamed, _UNNAMED_S), (self._fold_usage, _FOLD_S),
                 ):  # fmt: skip
                     group.create_task(self._regularly(work, pause_s))
         finally:
@@ -108,6 +108,9 @@ class Clerk:
 
     async def _remove_expired(self) -> None:
         await remove_expired(self._desk)
+
+    async def _fold_usage(self) -> None:
+        await fold_usage(self._desk)
 
     async def _remove_unnamed(self) -> None:
         await self._check_storage()

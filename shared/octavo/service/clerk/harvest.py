@@ -165,7 +165,9 @@ class Harvest:
             return line.error
         assert line.request is not None
         if not ended:
-            other = InvalidRequest("the line was refused when it was submitted")
+            other = InvalidRequest(
+                "the tenant's limits never let this request in: lower max_tokens, or shorten the prompt"
+            )
             return too_large(self._desk, self._batch, line.request) or other
         return next((outcome.error for outcome in ended if outcome.error is not None), None)
 

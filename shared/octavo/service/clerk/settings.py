@@ -33,9 +33,6 @@ class ClerkSettings(BaseSettings):
     metrics_port: int = Field(0, ge=0, le=65535, description="Port for Prometheus; 0: none.")
     metrics_host: str = Field("127.0.0.1", description="Address of that port.")
     max_queued_jobs: PositiveInt = Field(Limits.queued_jobs, description="Jobs that may wait in all.")
-    max_queued_jobs_per_tenant: PositiveInt = Field(
-        Limits.queued_jobs_per_tenant, description="Jobs of one tenant that may wait."
-    )
     max_queued_bytes: PositiveInt = Field(Limits.queued_bytes, description="Bytes of unfinished jobs' requests in all.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
     log_format: Literal["auto", "text", "json"] = Field(
@@ -45,4 +42,4 @@ class ClerkSettings(BaseSettings):
     @property
     def limits(self) -> Limits:
         """The caps of the queue."""
-        return Limits(self.max_queued_jobs, self.max_queued_jobs_per_tenant, self.max_queued_bytes)
+        return Limits(self.max_queued_jobs, self.max_queued_bytes)

@@ -16,11 +16,13 @@ from octavo.queue.protocol import Enqueued, Fenced, LineOfBatch
 from octavo.service.clerk.desk import Desk, Lost
 from octavo.service.clerk.input_file import InputFile
 from octavo.terms.batches import BatchInfo
-from octavo.terms.errors import InvalidRequest, OctavoError
+from octavo.terms.errors import InvalidRequest, OctavoError, RateLimited, UnknownModel
 from octavo.terms.fields import Priority
 from octavo.terms.models import JobRequest
 
 _LEAST_TIME_S = 0.001
+_Placed = tuple[int, Call[Enqueued]]
+"""The place of a line, and the call for a job of it."""
 
 
 @dataclass
@@ -63,10 +65,10 @@ class Submission:
             group = self._source.group(cursor, self._batch.total)
             calls, rejected = await self._calls(group, priority)
             try:
-                await self._enqueue(calls)
+                rejected += await self._enqueue(calls)
             except Fenced:
                 return (await self._advance(cursor, cursor, ())).at
-            reply = await self._advance(group.start, group.stop, rejected)
+            reply = await self._advance(group.start, group.stop, sorted(rejected))
             if reply.state != "ok":
                 return reply.at
             cursor = reply.at
@@ -81,9 +83,9 @@ class Submission:
             raise Lost
         return reply
 
-    async def _calls(self, group: range, priority: Priority) -> tuple[list[Call[Enqueued]], list[int]]:
+    async def _calls(self, group: range, priority: Priority) -> tuple[list[_Placed], list[int]]:
         texts = await self._source.lines(group)
-        calls: list[Call[Enqueued]] = []
+        calls: list[_Placed] = []
         rejected: list[int] = []
         for place in group:
             line = await read_line(self._desk, self._batch, texts[place])
@@ -91,7 +93,7 @@ class Submission:
                 of_line = [] if line.request is None else self._of_line(place, line.request.jobs, priority)
             except InvalidRequest:
                 of_line = []
-            calls += of_line
+            calls += [(place, call) for call in of_line]
             if not of_line:
                 rejected.append(place)
         return calls, rejected
@@ -105,16 +107,29 @@ class Submission:
             for index, job in enumerate(jobs)
         ]
 
-    async def _enqueue(self, calls: Sequence[Call[Enqueued]]) -> None:
-        """All of them. Raises Fenced, and the first other error: then all are sent again."""
+    async def _enqueue(self, calls: Sequence[_Placed]) -> list[int]:
+        """All of them. The places of lines that the tenant's limits never let in. Raises Fenced, and the first other
+        error: then all are sent again."""
+        refused = []
         for start in range(0, len(calls), 64):
+            some = calls[start : start + 64]
             with self._desk.client.errors():
-                outcomes = await run_many(self._desk.client.redis, calls[start : start + 64])
-            for outcome in outcomes:
-                if isinstance(outcome, Exception):
+                outcomes = await run_many(self._desk.client.redis, [call for _, call in some])
+            for (place, _), outcome in zip(some, outcomes, strict=True):
+                if not isinstance(outcome, Exception):
+                    self._desk.metrics.submitted.inc(outcome.created)
+                elif _is_refused_for_good(outcome) and place not in self.jobs_of:
+                    refused.append(place)
+                else:
                     with self._desk.client.errors():
                         raise outcome
-                self._desk.metrics.submitted.inc(outcome.created)
+        return refused
+
+
+def _is_refused_for_good(error: Exception) -> bool:
+    if isinstance(error, RateLimited):
+        return not error.can_retry
+    return isinstance(error, InvalidRequest) and not isinstance(error, UnknownModel)
 
 
 def too_large(desk: Desk, batch: BatchInfo, request: LineRequest) -> InvalidRequest | None:

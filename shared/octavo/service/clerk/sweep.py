@@ -1,12 +1,14 @@
-"""Removal of what has expired, and of what no record names any more."""
+"""Removal of what has expired, and of what no record names any more; the account of usage, folded."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
 from octavo.queue.batches.keys import BATCH, FILE, is_id, made_at
 from octavo.queue.batches.reading import read_expired
+from octavo.queue.tenants.usage import UsageCell
 from octavo.service.clerk.desk import Desk
 from octavo.service.clerk.finishing import remove_parts
 from octavo.service.storage.places import FILES, PARTS, file_name
@@ -14,6 +16,7 @@ from octavo.service.storage.places import FILES, PARTS, file_name
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 1000
+_PAUSE_S = 0.01  # for others to be served
 _NOT_YET_NAMED_S = 86_400  # an upload has its record at its end
 
 
@@ -25,6 +28,14 @@ async def remove_expired(desk: Desk) -> None:
         if await desk.client.drop_file(file_id, expired=True) == "ok":
             await desk.storage.delete(file_name(file_id))
             desk.metrics.expired_files.inc()
+
+
+async def fold_usage(desk: Desk) -> None:
+    """Minutes that are over become hours, hours days."""
+    folded = 1
+    while folded:
+        folded = await desk.client.run(UsageCell(desk.client.keys.keys).fold())
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def remove_unnamed(desk: Desk) -> None:

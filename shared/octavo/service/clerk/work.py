@@ -20,7 +20,15 @@ from octavo.service.clerk.submission import Submission
 from octavo.service.storage.interface import NotStored
 from octavo.service.storage.places import file_name
 from octavo.terms.batches import BatchInfo, BatchStatus, LineError
-from octavo.terms.errors import OctavoError, QueueFull, ServerUnavailable, StorageUnavailable, UnknownModel
+from octavo.terms.errors import (
+    OctavoError,
+    QueueFull,
+    RateLimited,
+    ServerUnavailable,
+    StorageUnavailable,
+    TenantSuspended,
+    UnknownModel,
+)
 from octavo.terms.fields import Priority
 
 log = logging.getLogger(__name__)
@@ -31,7 +39,8 @@ _RECHECK_ENDING_S = 2.0  # of a batch whose jobs are to end
 _HARVEST_S = (1.0, 60.0)  # between two parts, the longer the batch takes
 _PARTS_WANTED = 500
 _PATIENCE_S = 2.0  # before what was refused is tried again
-_PROBLEMS = (ServerUnavailable, StorageUnavailable, QueueFull, UnknownModel, NotStored, Moved)
+_LONGEST_HOLD_S = 30.0  # the limits may be changed
+_PROBLEMS = (ServerUnavailable, StorageUnavailable, QueueFull, TenantSuspended, UnknownModel, NotStored, Moved)
 
 
 class Work:
@@ -48,6 +57,7 @@ class Work:
         self._is_ending = False
         self._rechecked_at = monotonic()
         self._harvested_at = monotonic()
+        self._held_until = -math.inf
         self._problem = ""
 
     async def run(self) -> None:
@@ -130,9 +140,20 @@ class Work:
         if await self._harvest_when_due(harvest, batch, is_open, ended, parts, end):
             return True
         if batch.cursor < batch.total:
-            room = await desk.window(batch.model or "") - is_open - ended
-            return await self._submission.submit(batch.cursor, room, self._class_of(batch)) > batch.cursor
+            return await self._submit(batch, self._submission, is_open + ended)
         return not is_open and not ended and await self._close(batch)
+
+    async def _submit(self, batch: BatchInfo, submission: Submission, in_hand: int) -> bool:
+        """Submit lines, unless the tenant's bucket is waited for: what has ended is harvested meanwhile."""
+        if monotonic() < self._held_until:
+            return False
+        room = await self._desk.window(batch.model or "") - in_hand
+        try:
+            return await submission.submit(batch.cursor, room, self._class_of(batch)) > batch.cursor
+        except RateLimited as refused:
+            self._desk.metrics.problems.labels(refused.code).inc()
+            self._held_until = monotonic() + min(refused.retry_after_s, _LONGEST_HOLD_S)
+            return False
 
     async def _input(self, batch: BatchInfo) -> InputFile:
         """The index of the input, made anew by an owner that takes over. Raises NotStored."""

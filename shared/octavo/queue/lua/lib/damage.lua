@@ -27,7 +27,8 @@ end
 -- Ends a job that cannot be taken through `conclude`: what was in its place moves aside, readers find its end.
 -- `known` is where it was found, whatever its fields say.
 local function end_damaged(id, known)
-  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem', 'bt', 'nf')
+  local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem', 'bt', 'nf', 'n', 'ep',
+    'est', 'cost', 'chg', 'key', 'sts')
   for name, value in pairs(known) do job[name] = value end
   local hash, stream, problem = key('j', id), key('t', id), {DAMAGED, DAMAGED_MESSAGE}
   if job.st == 'queued' and job.lane and job.mdl then leave_queue(id, job, 0) end
@@ -35,6 +36,14 @@ local function end_damaged(id, known)
     if job.st == 'running' then count(job.tn, 'running', -1) end
     if job.st == 'queued' and job.mdl then count_queued(job, -1) end
     if is_number(job.bytes) then count(job.tn, 'bytes', -job.bytes) end
+    if job.mdl and is_number(job.n) and is_number(job.ct) and (not job.sts or is_number(job.sts)) then
+      --- @include usage
+      note_usage(job, 'failed')
+    end
+    if job.chg and job.mdl and is_number(job.cost) and is_number(job.est) and is_number(job.n) and is_number(job.ep) then
+      --- @include settling
+      settle(job, used_by(job))
+    end
   end
   if job.bt then
     --- @include batch_jobs

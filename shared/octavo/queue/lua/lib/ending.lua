@@ -4,6 +4,7 @@
 --- @include fair
 --- @include aside
 --- @include live
+--- @include usage
 
 -- The last entry. With a result, readers of a stream that is lost find everything there.
 local function write_end(id, entry, ending, result)
@@ -16,13 +17,18 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt', 'nf')
+    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
--- readers rebuild it from the stream, which therefore lives as long as the result would have.
-local function conclude(id, job, status, ending, result, facts, redrivable)
+-- readers rebuild it from the stream, which therefore lives as long as the result would have. `counts`: the tokens that
+-- its owner tells.
+local function conclude(id, job, status, ending, result, facts, redrivable, counts)
   local stream_s, result_s, idempotency_s = string.match(job.ret, '(%d+) (%d+) (%d+)')
+  if job.nf then  -- before anything is counted: where this fails, the end is told again
+    --- @include events
+    note_end(id, job.nf, job.tn, status, job.is_cut)
+  end
   if job.st == 'queued' then
     leave_queue(id, job, 0)
     count_queued(job, -1)
@@ -31,6 +37,11 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   end
   if tonumber(job.ep) > 0 then refund(job) end
   count(job.tn, 'bytes', -tonumber(job.bytes))
+  if job.chg then
+    --- @include settling
+    settle(job, counts and counts[1] + counts[2] or used_by(job))
+  end
+  note_usage(job, status, counts)
   local entry = job.n .. '-1'
   write_end(id, entry, ending, result)
   local is_kept = false
@@ -46,12 +57,8 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
   else
     call('EXPIRE', key('t', id), result_s)
   end
-  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls'}
+  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg'}
   if not redrivable then gone[#gone + 1] = 'body' end
-  if job.nf then  -- before its status: what fails here is done again
-    --- @include events
-    note_end(id, job.nf, job.tn, status, job.is_cut)
-  end
   -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
   if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then gone[#gone + 1] = 'run' end
   call('HSET', hash, 'st', status, 'ft', NOW, unpack(facts))

@@ -1,6 +1,6 @@
 -- All keys of a cell carry the hash tag of its prefix P:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
---                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt nf key
+--                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt nf key chg
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
@@ -10,7 +10,8 @@
 --                                fair-queue cost, seed, metadata, error, tokens used, progress, idempotency key, retention, run of the
 --                                server that accepted it, which claim wrote which tokens: both if it has several
 --                                sequences; length of its lease in ms; there once it was erased; batch, place and index
---                                of its line; job or response: its end is an event of such; id of the API key that asked)
+--                                of its line; job or response: its end is an event of such; id of the API key that
+--                                asked, marks of the buckets that it drew on)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
@@ -41,6 +42,10 @@
 --   P:models  P:reaper    HASH   model cards; the reaper's memory of the server it last saw
 --   P:traits              HASH   what else is known of models, by name
 --   P:aliases             HASH   other names of models: "<model> <worker that announces it>..." by alias
+--   P:lim:<tenant>        HASH   limits by scope: lib/limits.lua;  P:limited  ZSET tenants that ever had some (score 0)
+--   P:bk:<tenant>         HASH   buckets of these limits: lib/buckets.lua
+--   P:use:<hour>:<tenant>  P:useh:<day>:<tenant>  P:used:<month>:<tenant>  HASH  the account of usage by minutes, hours and days
+--   P:usage  P:fold       ZSET   tenants by the last hour in which they used anything; what is to be folded, by ms
 --   P:f:<id>              HASH   tn name purp bytes sha ct exp uses (tenant, name, purpose, size, SHA-256, times created and
 --                                of expiry in ms, batches that read it)
 --   P:files  P:fx         ZSET   all files as P:jobs has jobs; by the ms at which they expire

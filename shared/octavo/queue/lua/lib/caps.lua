@@ -1,0 +1,20 @@
+--- @include limits
+-- Caps of a tenant that are no buckets. nil, or the refusal.
+local function beyond_caps(texts, new, model, size)
+  if limit_in(texts[1], 'suspended') then return {'suspended'} end
+  for scope = 3, 1, -1 do
+    local most = limit_in(texts[scope], 'max_tokens')
+    if most and (new.max_tokens or math.huge) > most then return {'long', most, scope} end
+  end
+  local bytes = limit_in(texts[1], 'waiting_bytes')
+  local kept = bytes and tonumber(call('HGET', key('q', new.tenant), 'bytes') or 0)
+  if bytes and kept + size > bytes then return {'full', 'waiting_bytes', 0, kept} end
+  local most = limit_in(texts[2], 'waiting')
+  if most then
+    local waiting = 0
+    for _, class in ipairs({'high', 'normal', 'batch'}) do
+      waiting = waiting + call('ZCARD', key('b', class, new.tenant, model))
+    end
+    if waiting >= most then return {'full', 'waiting', waiting, 0} end
+  end
+end
