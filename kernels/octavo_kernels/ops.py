@@ -34,6 +34,8 @@ from octavo_kernels.cache.blocks import (
     swap_blocks,
     write_kv,
 )
+from octavo_kernels.experts.grouped import combine, grouped_linear
+from octavo_kernels.experts.route import Assignments, Routing, Score, route, sigmoid
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.products.activation import ACTIVATIONS, Activation, Gate, act, act_and_mul
 from octavo_kernels.products.linear import gated_linear, linear
@@ -46,18 +48,23 @@ __all__ = [
     "ACTIVATIONS",
     "KV_DTYPES",
     "Activation",
+    "Assignments",
     "Gate",
     "Product",
     "RmsNorm",
+    "Routing",
+    "Score",
     "act",
     "act_and_mul",
     "block_bytes",
     "check_block_size",
+    "combine",
     "copy_blocks",
     "copy_of",
     "cpu_level",
     "empty_cache",
     "gated_linear",
+    "grouped_linear",
     "layer_norm",
     "linear",
     "logprobs",
@@ -68,8 +75,10 @@ __all__ = [
     "rms_norm",
     "rope_attention",
     "rope_write_kv",
+    "route",
     "sample",
     "set_num_threads",
+    "sigmoid",
     "swap_blocks",
     "takes_copy",
     "write_kv",

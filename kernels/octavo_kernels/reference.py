@@ -27,6 +27,7 @@ def act(x: Tensor, kind: str) -> Tensor:
         "gelu": torch.nn.functional.gelu,
         "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
         "relu": torch.relu,
+        "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
     }
     return functions[kind](x)
 

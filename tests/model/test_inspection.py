@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, MixtralConfig
+from transformers import AutoModelForCausalLM, GPT2Config, PhiConfig
 
 from octavo_worker.assembly import inspection
 from octavo_worker.assembly.inspection import Inspection, inspect
@@ -108,11 +108,11 @@ def test_a_refusal_has_the_words_of_the_worker(damage: str, tmp_path: Path) -> N
 
 def test_other_routes(tmp_path: Path) -> None:
     small = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
-    MixtralConfig(**small, intermediate_size=40, num_key_value_heads=2).save_pretrained(tmp_path)
+    PhiConfig(**small, intermediate_size=40).save_pretrained(tmp_path)
     assert inspect(options(tmp_path, load_format="dummy")).products is None
     with pytest.raises(ModelError, match=r"holds no \.safetensors weights"):
         inspect(options(tmp_path))
-    with pytest.raises(ModelError, match="own decoder, not 'mixtral'"):
+    with pytest.raises(ModelError, match="own decoder, not 'phi'"):
         inspect(options(tmp_path, quantization="int8"))
 
 

@@ -77,7 +77,7 @@ def expected(norm: Norm | None, x: Tensor) -> Tensor:
 def test_a_last_product_goes_into_the_residual_stream_and_the_next_norm(linear: Linear, add_norm: AddNorm) -> None:
     b, x = buffers(), made(ROWS, WIDTH)
     hidden = b.hidden + add_norm.multiplier * expected(add_norm.post_norm, x @ WEIGHT.T)
-    got = linear.into_norm(x, b, add_norm).materialise()
+    got = linear.into_norm(Input(x), b, add_norm).materialise()
     torch.testing.assert_close(b.hidden, hidden)
     torch.testing.assert_close(got, expected(add_norm.norm, hidden))
 
@@ -118,7 +118,7 @@ class Attended:
         b.attended = x.rows.view(len(x.rows), 2, HIDDEN // 2)
 
     def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
-        return self.out.into_norm(b.attended.flatten(1), b, add_norm)
+        return self.out.into_norm(Input(b.attended.flatten(1)), b, add_norm)
 
 
 @pytest.mark.parametrize("rows", [None, [2, 0]], ids=["all", "some"])

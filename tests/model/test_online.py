@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MixtralConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PhiConfig, PreTrainedConfig
 
 from octavo_kernels.products.weights import QuantisedWeight, dequantise
 from octavo_worker.assembly.loading import load_runner
@@ -202,7 +202,7 @@ def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
     (tmp_path / "quantised/config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModel, match="quantised"):
         load(tmp_path / "quantised", quantization="int8")
-    other = MixtralConfig(**LLAMA.to_dict() | {"num_local_experts": 2, "model_type": "mixtral"})
+    other = PhiConfig(**LLAMA.to_dict() | {"model_type": "phi"})
     other.save_pretrained(tmp_path / "routed")
-    with pytest.raises(UnsupportedModel, match=r"own decoder, not 'mixtral'; leave it out"):
+    with pytest.raises(UnsupportedModel, match=r"own decoder, not 'phi'; leave it out"):
         load(tmp_path / "routed", quantization="int8", load_format="dummy")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from quantised_checkpoint import logits, write
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedConfig, Qwen2Config, Qwen2MoeConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PhiConfig, PreTrainedConfig, Qwen2Config
 
 from octavo_kernels.products.weights import Codes, Scheme, dequantise
 from octavo_worker.assembly.loading import load_runner
@@ -211,9 +211,9 @@ def test_numerics_name_the_forms(tmp_path: Path) -> None:
 
 
 def test_a_model_of_the_other_route_is_refused_by_name(tmp_path: Path) -> None:
-    config = Qwen2MoeConfig(**SMALL, num_experts=2, moe_intermediate_size=32, shared_expert_intermediate_size=32)
-    quantise(tmp_path, config, {"o_proj": as_gptq()}, GPTQ)
-    with pytest.raises(UnsupportedModel, match=r"'qwen2_moe' runs on its transformers code, .* no quantised weights"):
+    config = PhiConfig(**SMALL)
+    quantise(tmp_path, config, {"q_proj": as_gptq()}, GPTQ)
+    with pytest.raises(UnsupportedModel, match=r"'phi' runs on its transformers code, .* no quantised weights"):
         decoder(tmp_path)
 
 

@@ -61,7 +61,7 @@ def test_weights_are_not_read_before_a_refusal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "shape", "joined", "surplus"])
 def test_tensors_that_do_not_fit_are_refused_in_the_worker_s_words(damage: str, tmp_path: Path) -> None:
-    config = tiny("mixtral")
+    config = tiny("phimoe")
     assert config is not None
     AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING
 
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model.config import Layer
+from octavo_worker.model.config import Layer, MixtureMlp
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.families import FAMILIES, WRAPPERS, decoder_config
 
@@ -61,10 +61,10 @@ def test_a_trial_step_takes_a_layer_of_each_kind(name: str, tmp_path: Path) -> N
     assert len(taken) == len(whole) + 1
 
 
-def shape(layer: Layer) -> tuple[bool, bool, str]:
+def shape(layer: Layer) -> tuple[bool, bool, str, bool]:
     """Differences from other layers of its model."""
     attention = layer.attention
-    return attention.sliding_window > 0, attention.rope is None, layer.norms
+    return attention.sliding_window > 0, attention.rope is None, layer.norms, isinstance(layer.mlp, MixtureMlp)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -26,7 +26,8 @@ from .drive import Answers, Engine, request
 from .test_preemption import MixedPolicy
 from .zoo import OWN, VOCAB
 
-FAMILIES = sorted(set(OWN) - {"olmo2", "olmo3"})  # which are refused: one norm for all heads
+REFUSED = {"olmo2", "olmo3", "olmoe", "olmoe-normalised", "flex_olmo", "minimax_m2"}  # one norm for all heads
+FAMILIES = sorted(set(OWN) - REFUSED)
 CLOSE = 2e-5
 END = list(range(0, VOCAB, 9))
 

@@ -27,6 +27,7 @@ from transformers import (
     Qwen2Config,
     Qwen2VLConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     SmolVLMConfig,
     VoxtralConfig,
 )
@@ -125,6 +126,25 @@ WRAPPED: dict[str, PreTrainedConfig] = {
     ),
     "qwen3_vl": Qwen3VLConfig(
         text_config={**COMMON, "head_dim": 24, "rope_parameters": {**ROTATED, "mrope_section": [4, 4, 4]}},
+        vision_config={
+            **SPATIAL,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 4,
+            "deepstack_visual_indexes": [0],
+        },
+    ),
+    "qwen3_vl_moe": Qwen3VLMoeConfig(
+        text_config={
+            **COMMON,
+            "head_dim": 24,
+            "rope_parameters": {**ROTATED, "mrope_section": [4, 4, 4]},
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "mlp_only_layers": [1],
+        },
         vision_config={
             **SPATIAL,
             "hidden_size": 16,

@@ -16,7 +16,6 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
-    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -32,6 +31,7 @@ from transformers import (
 )
 
 from .cousins import COUSINS
+from .mixed import MIXED
 from .tiny import COMMON, CONTEXT, VOCAB
 
 LLAMA3_ROPE = {
@@ -103,8 +103,6 @@ ROUTED: dict[str, PreTrainedConfig] = {
     "gpt_neox": GPTNeoXConfig(**{**COMMON, "num_key_value_heads": 4}),
     "apertus": ApertusConfig(**COMMON, rope_parameters={"rope_type": "default", "rope_theta": 900.0}),
     "phi": PhiConfig(**COMMON),
-    "mixtral-sliding": MixtralConfig(**COMMON, num_local_experts=4, sliding_window=24),
-    "mixtral": MixtralConfig(**COMMON, num_local_experts=4),
     "dbrx": DbrxConfig(
         d_model=64,
         n_heads=4,
@@ -115,7 +113,6 @@ ROUTED: dict[str, PreTrainedConfig] = {
         ffn_config={"ffn_hidden_size": 80, "moe_num_experts": 4, "moe_top_k": 2},
         eos_token_id=None,
     ),
-    "gpt_oss": GptOssConfig(**COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24),
     "deepseek_v3": DeepseekV3Config(
         **{**COMMON, "num_key_value_heads": 4},
         q_lora_rank=16,
@@ -131,7 +128,8 @@ ROUTED: dict[str, PreTrainedConfig] = {
         first_k_dense_replace=1,
     ),
 }
-OWN = GENERIC | COUSINS
+OWN = GENERIC | COUSINS | MIXED
+"""On octavo's own decoder; those with mixtures on a CPU only."""
 ALL = OWN | ROUTED
 
 
@@ -171,6 +169,9 @@ def widen(model: PreTrainedModel, width: float) -> None:
                 parameter.normal_(0.0, (0.2 if tied else width) / fan_in**0.5)  # tied: or a token predicts itself
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for key, buffer in model.named_buffers():
+            if key.endswith("correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
 
 
 def save(name: str, folder: Path, config: PreTrainedConfig | None = None, width: float = 2.5) -> PreTrainedModel:

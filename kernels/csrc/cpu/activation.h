@@ -6,6 +6,8 @@
 namespace octavo {
 namespace {
 
+constexpr Activation kGeluQuick = Activation(4);  // of this module alone
+
 template <Activation kind>
 inline Vec activate(Vec x) {
   if constexpr (kind == Activation::silu) {
@@ -15,6 +17,8 @@ inline Vec activate(Vec x) {
   } else if constexpr (kind == Activation::gelu_tanh) {
     Vec inner = vset(0.79788456080286536f) * vfma(vset(0.044715f) * x * x, x, x);
     return x * vset(0.5f) * (vset(1.0f) + tanhv(inner));
+  } else if constexpr (kind == kGeluQuick) {
+    return x / (vset(1.0f) + expv(x * vset(-1.702f)));
   } else {
     return vmax(vset(0.0f), x);
   }
@@ -36,6 +40,7 @@ void activation_typed(const ActivationArgs& a, int64_t begin, int64_t end) {
 void activation(const ActivationArgs& a, int64_t begin, int64_t end) {
   with_dtype(a.dtype, [&](auto tag) {
     using T = decltype(tag);
+    if (a.kind == kGeluQuick) return activation_typed<T, kGeluQuick>(a, begin, end);
     switch (a.kind) {
       case Activation::silu: return activation_typed<T, Activation::silu>(a, begin, end);
       case Activation::gelu: return activation_typed<T, Activation::gelu>(a, begin, end);

@@ -136,6 +136,41 @@ struct SumArgs {
   int64_t rows, width;
 };
 
+// How each row of a mixture of experts chooses among them: see octavo_kernels/experts/route.py.
+enum class Score : int { softmax = 0, sigmoid = 1, chosen_softmax = 2 };
+struct RouteArgs {
+  const float* logits;
+  int64_t stride, rows;
+  int experts, chosen;
+  Score score;
+  const float* correction;  // [experts], of the choice alone; null: none
+  int groups, top_groups, group_best;
+  bool normalised;
+  float eps, least, scale;
+  float* weights;    // [rows, chosen], of ascending experts
+  int32_t* places;   // [rows, chosen]: where the row's assignments are among all of them
+  int32_t* sources;  // [rows * chosen]: the row of each assignment, by expert and then by row
+  int32_t* starts;   // [experts + 1]: where each expert's assignments begin
+};
+
+// The sum of a row's experts, ascending, times their weights; then what all rows have in common, then the residual.
+struct CombineArgs {
+  Dtype dtype;
+  const void* parts;  // [assignments, width]
+  int64_t parts_stride;
+  const int32_t* places;  // [rows, chosen]
+  const float* weights;
+  int chosen;
+  const void* shared;  // null: none
+  int64_t shared_stride;
+  const float* gates;  // [rows], factors of `shared`; null: 1
+  const void* residual;
+  int64_t residual_stride;
+  void* out;
+  int64_t out_stride;
+  int64_t rows, width;
+};
+
 struct AdjustArgs {
   float* logits;
   int64_t stride, rows, vocab;
@@ -179,6 +214,7 @@ struct Kernels {
   void (*logprobs)(const LogprobArgs&, int64_t row);
   void (*masses)(const MassArgs&, int64_t row);
   void (*sum)(const SumArgs&, int64_t row_begin, int64_t row_end);
+  void (*combine)(const CombineArgs&, int64_t row_begin, int64_t row_end);
 };
 
 // Bytes of scratch that `Kernels::sample` needs.

@@ -4,6 +4,7 @@
 #include "activation.h"
 #include "attention.h"
 #include "cache.h"
+#include "combine.h"
 #include "linear.h"
 #include "norm.h"
 #include "quantised.h"
@@ -15,7 +16,7 @@ namespace {
 constexpr Kernels level_kernels() {
   return {write,  attention_rows, attention_scratch, attention_partial, attention, attention_merge, linear_plan,
           linear_pack, linear, quantised_plan, quantised_pack, quantised, rms_norm, layer_norm, activation, sample, logprobs,
-          masses, sum};
+          masses, sum, combine};
 }
 
 }  // namespace

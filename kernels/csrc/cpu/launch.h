@@ -21,6 +21,12 @@ void launch_sample(const SampleArgs& a);
 void launch_logprobs(const LogprobArgs& a);
 void launch_masses(const MassArgs& a);
 void launch_sum(const SumArgs& a);
+void launch_route(const RouteArgs& a);
+// Products of one matrix of several experts: rows of x from `starts[e]` on meet the e-th part of the weight, of so many
+// columns, depth, bias and all as `a` says; `out` has a row for each of x.
+void launch_grouped_linear(const LinearArgs& a, const int32_t* starts, int experts);
+void launch_grouped_quantised(const QuantisedArgs& a, const int32_t* starts, int experts);
+void launch_combine(const CombineArgs& a);
 void launch_copy(char* cache, int64_t block_bytes, const int64_t* pairs, int64_t n);
 
 }  // namespace octavo

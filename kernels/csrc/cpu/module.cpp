@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "../layouts.h"
+#include "exponential.h"
 #include "launch.h"
 #include "levels.h"
 #include "shared_count.h"
@@ -29,6 +30,15 @@ inline auto fields(PackedWeight& w) {
                   w.scales, w.zeros, w.order);
 }
 
+// As octavo_kernels/experts/route.py describes one.
+struct Routing {
+  int experts, chosen, score, groups, top_groups, group_best, normalised;
+  float eps, least, scale;
+};
+inline auto fields(Routing& r) {
+  return std::tie(r.experts, r.chosen, r.score, r.groups, r.top_groups, r.group_best, r.normalised, r.eps, r.least, r.scale);
+}
+
 }  // namespace octavo
 
 namespace {
@@ -50,7 +60,7 @@ void paged_attention(int dtype, const Rows& q, const Rows& out, const Heads& hea
   launch_attention(a);
 }
 
-void linear(int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out, int64_t rows,
+LinearArgs linear_of(int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out, int64_t rows,
             int64_t columns, int64_t depth) {
   LinearArgs a{};
   a.dtype = Dtype(dtype);
@@ -58,10 +68,20 @@ void linear(int dtype, const Rows& x, const Rows& weight, Address bias, const Ro
   a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
   a.out = out.data, a.out_stride = out.stride;
   a.rows = rows, a.columns = columns, a.depth = depth;
-  launch_linear(a);
+  return a;
 }
 
-void quantised_linear(int dtype, const Rows& x, const PackedWeight& weight, Address bias, const Rows& residual,
+void linear(int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out, int64_t rows,
+            int64_t columns, int64_t depth) {
+  launch_linear(linear_of(dtype, x, weight, bias, residual, out, rows, columns, depth));
+}
+
+void grouped_linear(int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& out, int64_t rows,
+                    int64_t columns, int64_t depth, Address starts, int experts) {
+  launch_grouped_linear(linear_of(dtype, x, weight, bias, {}, out, rows, columns, depth), at<int32_t>(starts), experts);
+}
+
+QuantisedArgs quantised_of(int dtype, const Rows& x, const PackedWeight& weight, Address bias, const Rows& residual,
                       const Rows& out, int64_t rows) {
   QuantisedArgs a{};
   a.dtype = Dtype(dtype), a.codes = weight.codes, a.integers = weight.integers;
@@ -72,7 +92,36 @@ void quantised_linear(int dtype, const Rows& x, const PackedWeight& weight, Addr
   a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
   a.out = out.data, a.out_stride = out.stride;
   a.rows = rows, a.columns = weight.columns, a.depth = weight.depth;
-  launch_quantised(a);
+  return a;
+}
+
+void quantised_linear(int dtype, const Rows& x, const PackedWeight& weight, Address bias, const Rows& residual,
+                      const Rows& out, int64_t rows) {
+  launch_quantised(quantised_of(dtype, x, weight, bias, residual, out, rows));
+}
+
+// `weight` has the columns of one expert, and panels of all.
+void grouped_quantised(int dtype, const Rows& x, const PackedWeight& weight, Address bias, const Rows& out, int64_t rows,
+                       Address starts, int experts) {
+  launch_grouped_quantised(quantised_of(dtype, x, weight, bias, {}, out, rows), at<int32_t>(starts), experts);
+}
+
+void route(const Rows& logits, int64_t rows, const Routing& how, Address correction, Address weights, Address places,
+           Address sources, Address starts) {
+  launch_route({static_cast<float*>(logits.data), logits.stride, rows, how.experts, how.chosen, Score(how.score),
+                at<float>(correction), how.groups, how.top_groups, how.group_best, how.normalised != 0, how.eps, how.least,
+                how.scale, at<float>(weights), at<int32_t>(places), at<int32_t>(sources), at<int32_t>(starts)});
+}
+
+void combine(int dtype, const Rows& parts, Address places, Address weights, int chosen, const Rows& shared, Address gates,
+             const Rows& residual, const Rows& out, int64_t rows, int64_t width) {
+  launch_combine({Dtype(dtype), parts.data, parts.stride, at<int32_t>(places), at<float>(weights), chosen, shared.data,
+                  shared.stride, at<float>(gates), residual.data, residual.stride, out.data, out.stride, rows, width});
+}
+
+void sigmoids(Address values, int64_t n) {
+  float* x = at<float>(values);
+  for (int64_t i = 0; i < n; ++i) x[i] = sigmoid(x[i]);
 }
 
 void rms_norm(int dtype, const Rows& x, const Rows& residual, Address weight, const Rows& out, int64_t rows, int width,
@@ -134,6 +183,11 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("paged_attention", &paged_attention, free);
   m.def("linear", &linear, free);
   m.def("quantised_linear", &quantised_linear, free);
+  m.def("grouped_linear", &grouped_linear, free);
+  m.def("grouped_quantised", &grouped_quantised, free);
+  m.def("route", &route, free);
+  m.def("combine", &combine, free);
+  m.def("sigmoids", &sigmoids, free);
   m.def("rms_norm", &rms_norm, free);
   m.def("layer_norm", &layer_norm, free);
   m.def("activation", &activation, free);

@@ -49,16 +49,23 @@ def pack(weight: QuantisedWeight) -> PackedWeight:
 
 def linear(p: Product[PackedWeight], out: Tensor) -> None:
     """Writes `out[T, columns]`. All operands are checked, and there is no norm."""
-    weight = p.weight
+    packed = described(p.weight, p.weight.columns)
+    _cpu.quantised_linear(
+        DTYPES[p.x.dtype], rows_at(p.x), packed, address(p.bias), rows_at(p.residual), rows_at(out), len(p.x)
+    )
+
+
+def described(weight: PackedWeight, columns: int) -> tuple[int, ...]:
+    """The weight as the module takes it, with so many columns in a product."""
     scheme, groups = weight.scheme, weight.scales.shape[1]
     packed_depth = weight.codes.shape[1] * 4 * PER_BYTE[scheme.codes]
     step = _step(scheme, weight.depth)
     group = packed_depth if groups == 1 else -(-scheme.group // step) * step
     x_group = scheme.activation_group or weight.depth
-    packed = (
+    return (
         int(scheme.codes),
         int(scheme.activations is Activations.INT8),
-        weight.columns,
+        columns,
         weight.depth,
         packed_depth,
         group,
@@ -69,9 +76,6 @@ def linear(p: Product[PackedWeight], out: Tensor) -> None:
         address(weight.scales),
         address(weight.zeros),
         address(weight.order),
-    )
-    _cpu.quantised_linear(
-        DTYPES[p.x.dtype], rows_at(p.x), packed, address(p.bias), rows_at(p.residual), rows_at(out), len(p.x)
     )
 
 

@@ -55,7 +55,8 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
     check_block_size(options.block_size, device)
-    trial = None if decoders and family_of(config) else tried_route(config, form, dtype)
+    decoders = decoders and has_decoder(config, device)
+    trial = None if decoders else tried_route(config, form, dtype)
     context = context_length(options.max_model_len, config)
     original, is_long = original_length(config), False
     if original is not None:
@@ -74,6 +75,12 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     factors = "" if original is None else "long" if is_long else "short"
     advice = "" if options.max_model_len else yarn_advice(config)
     return Choices(folder, config, form, dtype, device, described, context, trial, factors, original, advice)
+
+
+def has_decoder(config: ModelConfig, device: torch.device) -> bool:
+    """True if octavo's own decoder computes the model on this device: experts have no kernels on a GPU."""
+    family = family_of(config)
+    return family is not None and (family.mlps is None or device.type == "cpu")
 
 
 def tried_route(config: ModelConfig, form: Format, dtype: torch.dtype) -> Trial:

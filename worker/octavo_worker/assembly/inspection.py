@@ -117,6 +117,9 @@ class Undrawn:
     def under(self, name: str) -> Mapping[str, Place]:
         return {}
 
+    def unstack(self, name: str) -> Mapping[str, Place]:
+        return {}
+
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         pass
 
@@ -150,6 +153,10 @@ class Outline(Linear):
     @property
     def forms(self) -> frozenset[str]:
         return frozenset(form_of(part.scheme, part.depth) for part in self.stretches if part.scheme is not None)
+
+    @property
+    def is_mixed(self) -> bool:
+        return len(self.stretches) > 1
 
     @property
     def nbytes(self) -> int:

@@ -35,8 +35,8 @@ class _Environment(BaseSettings):
             return value
         if kind == "mtp":
             raise ValueError(
-                "mtp is for checkpoints with layers that predict several tokens, which no model family of octavo's own "
-                "decoder has; give eagle:FOLDER, draft:FOLDER or suffix"
+                "mtp is for checkpoints with layers that predict several tokens, which octavo's own decoder does not "
+                "read; give eagle:FOLDER, draft:FOLDER or suffix"
             )
         known = ", ".join(PROPOSERS)
         raise ValueError(

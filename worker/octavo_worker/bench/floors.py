@@ -35,7 +35,7 @@ class Costs:
         `weight_bytes` are; what ranks exchange is left out, too."""
         hidden, layers = config.hidden_size, len(config.layers)
         attention = hidden * (2 * config.q_size + 2 * config.kv_size)
-        mlps = (3 if config.gated else 2) * hidden * sum(layer.mlp.width for layer in config.layers)
+        mlps = (3 if config.gated else 2) * hidden * sum(layer.mlp.columns for layer in config.layers)
         return cls(
             layers=layers * attention + mlps,
             head=hidden * len(vocabulary_of(config.vocab_size, Rank(0, ranks))),

@@ -8,11 +8,11 @@ from typing import Literal
 
 import torch
 
-from octavo_kernels.ops import Gate
+from octavo_kernels.ops import Gate, Routing
 from octavo_worker.model.checkpoint.names import Names
 from octavo_worker.model.rope import Rope
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 Places = Literal["before", "after", "both", "parallel"]
 """Where norms stand: before a sublayer, after it (in front of the sum), or at both places; "parallel": one norm before
 attention and MLP, which both read it."""
@@ -34,13 +34,40 @@ class DenseMlp:
 
     width: int
 
+    @property
+    def columns(self) -> int:
+        """Columns that a row takes."""
+        return self.width
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureMlp:
+    """An MLP of experts, each `width` wide, of which a row takes a few; and of the `shared` columns of one that all
+    rows take (0: none), times the sigmoid of a product with the row if it is `shared_gated`. Of the router's logits
+    there may be a bias, and of its scores a correction for the choice. `clamped`: gates are at most that, and what they
+    gate lies within it and is larger by one."""
+
+    width: int
+    routing: Routing
+    shared: int = 0
+    shared_gated: bool = False
+    router_bias: bool = False
+    corrected: bool = False
+    biased: bool = False
+    clamped: float | None = None
+
+    @property
+    def columns(self) -> int:
+        """Columns that a row takes."""
+        return self.width * self.routing.chosen + self.shared
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One block: `h += norm(attention(norm(h)))`, then the same with the MLP, with the norms that `norms` names."""
 
     attention: AttentionLayer
-    mlp: DenseMlp
+    mlp: DenseMlp | MixtureMlp
     norms: Places = "before"
 
 
@@ -87,6 +114,7 @@ class DecoderConfig:
     temperature: Temperature | None = None
     position_offset: int | None = None  # learned positions: the table's row of position 0
     tied: bool = False
+    extra_layers: int = 0  # stored behind the last one, for guesses at tokens, and of no use here
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
@@ -104,7 +132,12 @@ class DecoderConfig:
 
     @property
     def widest_mlp(self) -> int:
-        return max(layer.mlp.width for layer in self.layers)
+        """Columns of the widest dense MLP: experts have as many rows as a step gives them."""
+        return max((layer.mlp.width for layer in self.layers if isinstance(layer.mlp, DenseMlp)), default=0)
+
+    @property
+    def is_mixture(self) -> bool:
+        return any(isinstance(layer.mlp, MixtureMlp) for layer in self.layers)
 
     @property
     def gate(self) -> Gate:

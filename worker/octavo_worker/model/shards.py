@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import final
 
 from octavo_worker.model.checkpoint.formats.base import Held
-from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.config import DecoderConfig, DenseMlp, MixtureMlp
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.ranks.rank import Rank, vocabulary_of
 
@@ -27,11 +27,14 @@ class Shards:
     @property
     def config(self) -> DecoderConfig:
         """The decoder as this rank computes it. Hidden states and the vocabulary are whole."""
-        layers = tuple(
-            replace(layer, mlp=replace(layer.mlp, width=len(self.rank.share(layer.mlp.width))))
-            for layer in self.whole.layers
-        )
+        layers = tuple(replace(layer, mlp=self._mlp(layer.mlp)) for layer in self.whole.layers)
         return replace(self.whole, num_heads=len(self._heads), num_kv_heads=len(self._kv_heads), layers=layers)
+
+    def _mlp(self, mlp: DenseMlp | MixtureMlp) -> DenseMlp | MixtureMlp:
+        width = len(self.rank.share(mlp.width))
+        if isinstance(mlp, DenseMlp):
+            return DenseMlp(width)
+        return replace(mlp, width=width, shared=len(self.rank.share(mlp.shared)))
 
     @property
     def vocabulary(self) -> range:
@@ -54,6 +57,11 @@ class Shards:
         rows = _stacked([self.rank.share(width)] * number, [width] * number, parts)
         return Held(rows, range(c.hidden_size))
 
+    def alternating_up(self, width: int) -> Held:
+        """Rows of a gate and of what it gates that lie by turns in one matrix."""
+        share = self.rank.share(width)
+        return Held([[range(2 * share.start, 2 * share.stop)]], range(self.whole.hidden_size))
+
     def down(self, width: int) -> Held:
         return Held([[range(self.whole.hidden_size)]], self.rank.share(width))
 
@@ -74,8 +82,10 @@ def check_divisible(config: DecoderConfig, ranks: int) -> None:
         problems.append(f"{heads} attention heads")
     if kv_heads % ranks and ranks % kv_heads:
         problems.append(f"{kv_heads} heads of keys and values")
+    mlps = [layer.mlp for layer in config.layers]
+    shared = {mlp.shared for mlp in mlps if isinstance(mlp, MixtureMlp)}
     problems += [
-        f"{width} columns of the MLP" for width in sorted({x.mlp.width for x in config.layers}) if width % ranks
+        f"{width} columns of the MLP" for width in sorted({mlp.width for mlp in mlps} | shared) if width % ranks
     ]
     if not vocabulary_of(config.vocab_size, Rank(ranks - 1, ranks)):
         problems.append(f"a vocabulary of {config.vocab_size} tokens")

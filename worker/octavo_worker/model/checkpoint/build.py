@@ -9,15 +9,16 @@ from torch import Tensor
 
 from octavo_worker.model.checkpoint.formats import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
+from octavo_worker.model.checkpoint.mixtures import MixtureReader, without_bias
 from octavo_worker.model.checkpoint.source import Cut
-from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, Layer
+from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, Layer, MixtureMlp
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.attention import Attention, HeadWeights
 from octavo_worker.model.layers.block import Block, ParallelBlock
 from octavo_worker.model.layers.linear import Dense, Linear
+from octavo_worker.model.layers.mixture import ExpertMlp
 from octavo_worker.model.layers.mlp import GatedMlp, Mlp, PlainMlp
 from octavo_worker.model.layers.norm import AddNorm, LayerNorm, Norm, RmsNorm
-from octavo_worker.model.layers.quantised import Quantised
 from octavo_worker.model.layers.summed import Summed
 from octavo_worker.model.shards import Shards
 from octavo_worker.ranks.group import Group
@@ -59,7 +60,8 @@ class _Builder:
         norms.append(self._norm(f"{self.root}{names.final_norm}"))
         blocks = [self._block(*each) for each in zip(places, c.layers, norms[1:], strict=True)]
         head = self._head()
-        self.reader.source.finish(names.has_no_use)  # reads may have been under way until now
+        extra = tuple(f"{self.root}{names.layer.format(len(places) + index)}" for index in range(c.extra_layers))
+        self.reader.source.finish(lambda name: names.has_no_use(name) or name.startswith(extra))  # waits for all reads
         table = embed if self.shards is None else embed[self.shards.vocabulary.start : self.shards.vocabulary.stop]
         if head is None or (c.tied and isinstance(head, Dense) and torch.equal(head.weight, table)):
             head = Dense(table, products=self.reader.products)
@@ -89,7 +91,7 @@ class _Builder:
         return kind(
             attention=self._attention(at, layer.attention),
             attention_end=AddNorm(mlp_norm, after_attention, c.residual_multiplier),
-            mlp=self._mlp(at, layer.mlp),
+            mlp=self._mlp(at, layer.mlp) if isinstance(layer.mlp, DenseMlp) else self._mixture(at, layer.mlp),
             mlp_end=AddNorm(next_norm, after_mlp, c.residual_multiplier),
         )
 
@@ -130,6 +132,12 @@ class _Builder:
             return PlainMlp(up, down, width, "relu" if c.activation == "relu2" else c.activation, squared)
         return GatedMlp(up, down, width, c.gate)
 
+    def _mixture(self, at: str, mlp: MixtureMlp) -> Mlp:
+        mixture = MixtureReader(self.config, self.reader, self.form, self.shards).read(at, mlp)
+        if self.split is None:
+            return ExpertMlp(mixture, mixture)
+        return ExpertMlp(mixture, Summed(mixture, self.config.hidden_size, self.split.group))
+
     def _linear(self, names: list[str], rows: tuple[int, ...], depth: int, biased: bool, held: Held | None) -> Linear:
         return self.form.linear(Matrix(names, rows, depth, biased, self.names.transposed, held), self.reader)
 
@@ -140,8 +148,7 @@ class _Builder:
         if self.split is None:
             return linear
         if biased and self.split.shards.rank.index > 0:
-            assert isinstance(linear, Dense | Quantised)  # one part is in one form
-            linear = replace(linear, bias=None)
+            linear = without_bias(linear)
         return Summed(linear, hidden, self.split.group)
 
     def _table(self, name: str, rows: int) -> Tensor:

@@ -6,12 +6,32 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names of a mixture's tensors within its layer. Matrices of experts stand alone, `each` and what `up` and `down`
+    name; or `stacked` ones have those of all, `[experts, rows, depth]`, or `[experts, depth, rows]` if their shape says
+    so, and `transposed` if it leaves both open. Rows of stacked gates and of what they gate lie in halves, or
+    `alternating`. `correction` is a whole name."""
+
+    router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    each: str = "mlp.experts.{}."
+    up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    stacked: tuple[str, str] = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    transposed: bool = False
+    alternating: bool = False
+    shared_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """Names of the tensors in a family's checkpoints, without `.weight` and `.bias`.
 
     `qkv` and `up` list the parts in the order in which they are stacked; one name means the checkpoint already has
-    them stacked. `prefixes` and `heads` are tried in turn. `transposed` matrices are stored `[in, out]`. Names with an
-    `ignored` ending, and those of `towers`, at the top or below `model.`, have no place in the model.
+    them stacked. `prefixes`, `heads` and `experts` are tried in turn. `transposed` matrices are stored `[in, out]`.
+    Names with an `ignored` ending, and those of `towers`, at the top or below `model.`, have no place in the model.
     """
 
     prefixes: tuple[str, ...] = ("model.", "")
@@ -31,6 +51,7 @@ class Names:
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     post_mlp_norm: str = "post_feedforward_layernorm"
+    experts: tuple[ExpertNames, ...] = (ExpertNames(),)
     transposed: bool = False
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     towers: tuple[str, ...] = ()

@@ -63,6 +63,11 @@ class WeightSource(Protocol):
         """The tensors `name.*`, by what stands for the star; empty if there is none, or none has to be there."""
         ...
 
+    def unstack(self, name: str) -> Mapping[str, Place]:
+        """Makes stacked tensors of a name, `name`, `name_bias` and `name.*`, into `name.0.weight`, `name.0.bias` and so
+        on, each a matrix of its own. The first of these by their endings; empty if there is none."""
+        ...
+
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         """Fills `target` with a tensor, or with its transpose, or with a `cut` of either. The values may arrive as late
         as `wait`. Values are converted between the types that weights are computed with; all others must be of the
@@ -92,6 +97,7 @@ class Checkpoint:
     files: dict[str, Path]  # tensor name -> file
     places: dict[str, Place]
     unread: set[str] = field(default_factory=set)
+    stacked: dict[str, tuple[str, int]] = field(default_factory=dict)  # a tensor that was unstacked, and which of it
     handles: dict[Path, safe_open] = field(default_factory=dict)
 
     @classmethod
@@ -140,14 +146,33 @@ class Checkpoint:
     def under(self, name: str) -> Mapping[str, Place]:
         return self._modules.get(name, {})
 
+    def unstack(self, name: str) -> Mapping[str, Place]:
+        parts = {ending: f"{name}.{ending}" for ending in self.under(name)}
+        parts |= {end: whole for end, whole in (("weight", name), ("bias", f"{name}_bias")) if whole in self.places}
+        for ending, whole in parts.items():
+            place = self.places[whole]
+            count, *shape = place.shape
+            size = (place.end - place.begin) // count
+            for number in range(count):
+                begin, module = place.begin + number * size, f"{name}.{number}"
+                made = Place(place.kind, tuple(shape), begin, begin + size)
+                self.places[f"{module}.{ending}"] = self._modules.setdefault(module, {})[ending] = made
+                self.files[f"{module}.{ending}"] = self.files[whole]
+                self.stacked[f"{module}.{ending}"] = whole, number
+                self.unread.add(f"{module}.{ending}")
+            self.unread.discard(whole)
+        return self.under(f"{name}.0")
+
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         self._check(name, target, transposed, cut)
         handle = self._handle(name)
         self.unread.discard(name)
+        whole, number = self.stacked.get(name, (name, None))
         if cut is not None:
-            _read_cut(handle.get_slice(name), target, transposed, cut)
+            stored = handle.get_slice(whole)
+            _read_cut(stored if number is None else Unstacked(stored, number), target, transposed, cut)
             return
-        tensor = handle.get_tensor(name)
+        tensor = handle.get_tensor(name) if number is None else handle.get_slice(whole)[number]
         target.copy_(tensor.T if transposed else tensor)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -204,6 +229,9 @@ class RandomWeights:
     def under(self, name: str) -> Mapping[str, Place]:
         return {}  # only what every model has
 
+    def unstack(self, name: str) -> Mapping[str, Place]:
+        return {}
+
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         """Draws a tensor as a whole, also to keep a cut of it: the model is the same for any number of ranks."""
         if target.dim() == 1:
@@ -237,6 +265,18 @@ class RandomWeights:
 
     def finish(self, has_no_use: Callable[[str], bool]) -> None:
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class Unstacked:
+    """One of several equal tensors in a slice of safetensors."""
+
+    stored: Any
+    number: int
+
+    def __getitem__(self, ranges: slice | tuple[slice, slice]) -> Tensor:
+        part: Tensor = self.stored[(self.number, *(ranges if isinstance(ranges, tuple) else (ranges,)))]
+        return part
 
 
 def _read_cut(stored: Any, target: Tensor, transposed: bool, cut: Cut) -> None:

@@ -11,11 +11,12 @@ from octavo_worker.model.families.family import Family
 from octavo_worker.model.families.kin import GEMMAS, GRANITES, OLMOS
 from octavo_worker.model.families.layer_normed import LAYER_NORMED
 from octavo_worker.model.families.llama import LLAMAS
+from octavo_worker.model.families.mixtures import MIXTURES
 from octavo_worker.model.families.wrappers import BOTH_DIRECTIONS, WRAPPERS, is_tied
 
 __all__ = ["FAMILIES", "STATED", "WRAPPERS", "decoder_config", "family_of", "reject"]
 
-FAMILIES: dict[str, Family] = {**LLAMAS, **OLMOS, **GEMMAS, **GRANITES, **LAYER_NORMED}
+FAMILIES: dict[str, Family] = {**LLAMAS, **OLMOS, **GEMMAS, **GRANITES, **LAYER_NORMED, **MIXTURES}
 """By the `model_type` of their config.json, or of its text part."""
 
 LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_worker.model.checkpoint.names import Names
-from octavo_worker.model.config import Activation, AttentionLayer, DecoderConfig, DenseMlp, Layer, Places
+from octavo_worker.model.config import Activation, AttentionLayer, DecoderConfig, DenseMlp, Layer, MixtureMlp, Places
 from octavo_worker.model.config_file import ModelConfig, Stated
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.model.rope import Rope, head_dim_of, rope_of
@@ -27,6 +27,8 @@ GATES = ("silu", "gelu", "gelu_tanh")
 Rotation = tuple[dict[str, Rope], Sequence[str | None]]
 """The rotary tables of a model by name, and which of them each layer takes."""
 Differences = Mapping[str, Any]
+Mlps = Callable[[ModelConfig], Sequence[DenseMlp | MixtureMlp]]
+"""The MLP of each layer."""
 LLAMA = Names()
 
 
@@ -86,6 +88,7 @@ class Family:
     rotation: Callable[[ModelConfig, int | None], Rotation] = rotates_alike
     interleaved: bool = False
     width: Callable[[ModelConfig], int] = width_of
+    mlps: Mlps | None = None  # all dense, of that width
     norm_eps: str | float = "rms_norm_eps"  # a field of the config, or a constant
     fields: Differences = field(default_factory=dict)
     differences: Callable[[ModelConfig], Differences] = no_differences
@@ -101,11 +104,9 @@ class Family:
         scales = differences.pop("scales", [scale] * config.num_hidden_layers)
         norms = differences.pop("norms", self.norms)
         ropes, rotated = self.rotation(config, max_model_len)
-        windows = self._windows(config)
-        layers = [
-            Layer(AttentionLayer(*each), DenseMlp(self.width(config)), norms)
-            for each in zip(scales, windows, rotated, strict=True)
-        ]
+        attentions = [AttentionLayer(*each) for each in zip(scales, self._windows(config), rotated, strict=True)]
+        mlps = self.mlps(config) if self.mlps else [DenseMlp(self.width(config))] * config.num_hidden_layers
+        layers = [Layer(*each, norms) for each in zip(attentions, mlps, strict=True)]
         bias = getattr(config, "attention_bias", False)
         described: dict[str, Any] = {
             "family": config.model_type,

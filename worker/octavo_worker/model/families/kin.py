@@ -64,7 +64,7 @@ GEMMAS: dict[str, Family] = {
 }
 
 
-def _multiplied(config: ModelConfig) -> Differences:
+def multiplied(config: ModelConfig) -> Differences:
     return {
         "scale": config.attention_multiplier,
         "embedding_multiplier": config.embedding_multiplier,
@@ -76,14 +76,14 @@ def _multiplied(config: ModelConfig) -> Differences:
 def _multiplied_logits(config: ModelConfig) -> Differences:
     """HyperCLOVA X multiplies where Granite divides."""
     return {
-        **_multiplied(config),
+        **multiplied(config),
         "logits_divisor": 1.0,
         "logits_multiplier": config.logits_scaling,
         "norms": "both" if config.use_post_norm else "before",
     }
 
 
-def _rotates_by_base(config: ModelConfig, max_model_len: int | None) -> Rotation:
+def rotates_by_base(config: ModelConfig, max_model_len: int | None) -> Rotation:
     """Each layer has its base; 0: it does not rotate."""
     bases = sorted({base for base in config.layer_rope_theta if base})
     ropes = {f"{base}": rope_of(config, max_model_len, theta=base) for base in bases}
@@ -104,14 +104,14 @@ def _shared_width(config: ModelConfig) -> int:
 
 
 GRANITES: dict[str, Family] = {
-    "granite": Family(differences=_multiplied, stated=Stated(FIELDS | dict.fromkeys(MULTIPLIERS, (int, float)))),
-    "granite_swa": Family(slides=True, rotation=_rotates_by_base, fields={"sinks": True}, differences=_multiplied),
+    "granite": Family(differences=multiplied, stated=Stated(FIELDS | dict.fromkeys(MULTIPLIERS, (int, float)))),
+    "granite_swa": Family(slides=True, rotation=rotates_by_base, fields={"sinks": True}, differences=multiplied),
     "granitemoehybrid": Family(
         names=Names(up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
         rotation=_rotates_if_said,
         width=_shared_width,
         fields={"mlp_bias": False},
-        differences=_multiplied,
+        differences=multiplied,
         as_described=_is_dense,
     ),
     "hyperclovax": Family(

@@ -63,6 +63,15 @@ def _slides(config: ModelConfig, layer: int) -> bool:
     return config.layer_types[layer] == "sliding_attention" and config.sliding_window is not None
 
 
+COHERE2 = Family(
+    norms="parallel",
+    slides=True,
+    rotation=rotates_where(_slides),
+    interleaved=True,
+    norm_eps="layer_norm_eps",
+    fields=SCALED,
+    differences=_scaled_logits,
+)
 LAYER_NORMED: dict[str, Family] = {
     "gpt2": Family(
         names=Names(
@@ -127,13 +136,5 @@ LAYER_NORMED: dict[str, Family] = {
         differences=_scaled_logits,
         as_described=_has_no_head_norms,
     ),
-    "cohere2": Family(
-        norms="parallel",
-        slides=True,
-        rotation=rotates_where(_slides),
-        interleaved=True,
-        norm_eps="layer_norm_eps",
-        fields=SCALED,
-        differences=_scaled_logits,
-    ),
+    "cohere2": COHERE2,
 }

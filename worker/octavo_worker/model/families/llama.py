@@ -19,11 +19,11 @@ from octavo_worker.model.families.stated import FIELDS, STATED
 from octavo_worker.model.rope import stretched_rope
 
 
-def _own_qkv_bias(config: ModelConfig) -> Differences:
+def own_qkv_bias(config: ModelConfig) -> Differences:
     return {"qkv_bias": True, "out_bias": False}
 
 
-def _no_bias(config: ModelConfig) -> Differences:
+def no_bias(config: ModelConfig) -> Differences:
     return {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
 
 
@@ -41,7 +41,7 @@ def _growing_temperature(config: ModelConfig) -> Differences:
     """Files that name no growth of the queries have none."""
     parameters = config.rope_parameters
     beta, original = parameters.get("llama_4_scaling_beta"), parameters.get("original_max_position_embeddings")
-    return {**_no_bias(config), "temperature": Temperature(beta, original) if beta else None}
+    return {**no_bias(config), "temperature": Temperature(beta, original) if beta else None}
 
 
 def _stretched(config: ModelConfig, max_model_len: int | None) -> Rotation:
@@ -55,7 +55,7 @@ def _has_rope(config: ModelConfig, layer: int) -> bool:
     return bool(config.no_rope_layers[layer])
 
 
-def _slides_if_rotated(config: ModelConfig, layer: int) -> bool:
+def slides_if_rotated(config: ModelConfig, layer: int) -> bool:
     return config.sliding_window is None or config.layer_types[layer] == "sliding_attention"
 
 
@@ -74,7 +74,7 @@ EXAONE = Names(
 )
 """transformers saves these, too, and calls them as Llama's inside."""
 
-QWEN2 = Family(slides=True, differences=_own_qkv_bias, stated=Stated(FIELDS, switched_window=True))
+QWEN2 = Family(slides=True, differences=own_qkv_bias, stated=Stated(FIELDS, switched_window=True))
 QWEN3 = Family(
     slides=True, fields={"qk_norm": "head"}, stated=Stated(FIELDS | {"head_dim": (int,)}, switched_window=True)
 )
@@ -87,10 +87,15 @@ GLM4 = Family(
     ),
     fields={"out_bias": False, "mlp_bias": False},
 )
+HUNYUAN = Family(
+    rotation=_stretched,
+    names=Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
+    fields={"qk_norm": "rotated head", "mlp_bias": False},
+)
 LLAMAS: dict[str, Family] = {
     "llama": Family(stated=STATED),
     "mistral": Family(slides=True, stated=Stated(FIELDS | {"sliding_window": (int, type(None))})),
-    "ministral": Family(slides=True, differences=_no_bias),
+    "ministral": Family(slides=True, differences=no_bias),
     "ministral3": Family(slides=True, differences=_growing_temperature),
     "qwen2": QWEN2,
     "qwen2_vl_text": replace(QWEN2, stated=None),
@@ -101,16 +106,16 @@ LLAMAS: dict[str, Family] = {
         slides=True,
         rotation=rotates_partly,
         names=Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
-        differences=_no_bias,
+        differences=no_bias,
     ),
     "smollm3": Family(slides=True, rotation=rotates_where(_has_rope)),
     "exaone": Family(names=EXAONE),
     "exaone4": Family(
         norms="after",
         slides=True,
-        rotation=rotates_where(_slides_if_rotated),
+        rotation=rotates_where(slides_if_rotated),
         fields={"qk_norm": "head"},
-        differences=_no_bias,
+        differences=no_bias,
     ),
     "ernie4_5": Family(interleaved=True, differences=_one_bias),
     "helium": Family(interleaved=True, fields={"out_bias": False}),
@@ -121,14 +126,10 @@ LLAMAS: dict[str, Family] = {
         fields={"out_bias": False, "mlp_bias": False},
     ),
     "glm4": GLM4,
-    "glm4v_text": replace(GLM4, differences=_own_qkv_bias),
+    "glm4v_text": replace(GLM4, differences=own_qkv_bias),
     "seed_oss": Family(differences=_out_bias),
-    "hunyuan_v1_dense": Family(
-        rotation=_stretched,
-        names=Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
-        fields={"qk_norm": "rotated head", "mlp_bias": False},
-    ),
-    "cwm": Family(slides=True, differences=_no_bias),
+    "hunyuan_v1_dense": HUNYUAN,
+    "cwm": Family(slides=True, differences=no_bias),
     "arcee": Family(names=Names(up=("mlp.up_proj",)), fields={"gated": False}),
     "internlm3": Family(),
     "iquestcoder": Family(),

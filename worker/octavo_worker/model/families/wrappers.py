@@ -63,6 +63,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "qwen2_audio": HEARD,
     "qwen2_vl": VISUAL,
     "qwen3_vl": VISUAL,
+    "qwen3_vl_moe": VISUAL,
     "smolvlm": CONNECTED,
     "video_llama_3": Wrapper(("vision_model", "projector")),
     "video_llava": Wrapper(("video_tower", "image_tower", "multi_modal_projector")),

@@ -132,7 +132,7 @@ class Attention:
 
     def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
         """The output of `b.attended`, added to the residual stream `b.hidden`, and normalised for what follows."""
-        return self.out.into_norm(b.attended.flatten(1), b, add_norm)
+        return self.out.into_norm(Input(b.attended.flatten(1), context=b.row_context), b, add_norm)
 
 
 def _head_norms(config: DecoderConfig, weights: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

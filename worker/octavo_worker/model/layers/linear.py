@@ -23,6 +23,11 @@ class Linear(ABC):
         return frozenset()
 
     @property
+    def is_mixed(self) -> bool:
+        """True if parts of it are stored in unlike forms."""
+        return False
+
+    @property
     def reads_context(self) -> bool:
         """True if its products depend on the context of rows (`Input.context`)."""
         return False
@@ -49,16 +54,20 @@ class Linear(ABC):
         product goes if it has to be stored."""
         return ops.act_and_mul(self.apply(x, scratch), kind, out=out)
 
-    def into_norm(self, x: Tensor, b: Buffers, add_norm: AddNorm) -> Input:
+    def grouped(self, x: Tensor, starts: Tensor) -> Tensor:
+        """Products of several experts, whose matrices lie one below the other: see `ops.grouped_linear`."""
+        raise NotImplementedError(f"{type(self).__name__} is no matrix of several experts")
+
+    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
         """A sublayer's last product, added to the residual stream `b.hidden`, and normalised for the next sublayer.
 
         The norm may be left to the next product. A Linear split by depth sums its ranks' products here, before all
         that follows.
         """
         if add_norm.is_plain:
-            self.apply(Input(x, context=b.row_context), b.hidden, residual=b.hidden)
+            self.apply(x, b.hidden, residual=b.hidden)
             return add_norm.after_sum(b)
-        return add_norm.add(self.apply(Input(x, context=b.row_context), b.delta), b)
+        return add_norm.add(self.apply(x, b.delta), b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,9 @@ class Dense(Linear):
 
     def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
         return ops.gated_linear(self._product(x, out), kind, scratch)
+
+    def grouped(self, x: Tensor, starts: Tensor) -> Tensor:
+        return ops.grouped_linear(x, self.weight, starts, self.bias)
 
     def _product(self, x: Input, out: Tensor | None, residual: Tensor | None = None) -> Product[Tensor]:
         uniform, counter = self.products.uniform, self.products.counter

@@ -41,7 +41,7 @@ class GatedMlp:
     def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
         out, scratch = b.narrowed(b.activated, self.width), b.narrowed(b.up, 2 * self.width)
         activated = self.up.gated(x, self.activation, out=out, scratch=scratch)
-        return self.down.into_norm(activated, b, add_norm)
+        return self.down.into_norm(Input(activated, context=b.row_context), b, add_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +62,4 @@ class PlainMlp:
         activated = ops.act(self.up.apply(x, up), self.activation, out=out)
         if self.squared:
             activated.mul_(activated)
-        return self.down.into_norm(activated, b, add_norm)
+        return self.down.into_norm(Input(activated, context=b.row_context), b, add_norm)

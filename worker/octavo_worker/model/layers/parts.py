@@ -23,6 +23,10 @@ class Parts(Linear):
         return frozenset().union(*(part.forms for part in self.parts))
 
     @property
+    def is_mixed(self) -> bool:
+        return True
+
+    @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 

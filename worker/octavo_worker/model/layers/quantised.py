@@ -47,6 +47,9 @@ class Quantised(Linear):
     def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
         return ops.gated_linear(self._product(x, out), kind, scratch)
 
+    def grouped(self, x: Tensor, starts: Tensor) -> Tensor:
+        return ops.grouped_linear(x, self.weight, starts, self.bias)
+
     def _product(self, x: Input, out: Tensor | None, residual: Tensor | None = None) -> Product[PackedWeight]:
         uniform = self.products.uniform
         return Product(

@@ -48,11 +48,11 @@ class Summed(Linear):
         self._add(rows, x.context, out, residual)
         return out
 
-    def into_norm(self, x: Tensor, b: Buffers, add_norm: AddNorm) -> Input:
+    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
         norm = add_norm.norm
         if not (self.group.fuses_norms and add_norm.is_plain and isinstance(norm, RmsNorm)):
             return Linear.into_norm(self, x, b, add_norm)
-        self._add(x, b.row_context, b.hidden, b.hidden, norm.operand, b.normed)
+        self._add(x.materialise(), x.context, b.hidden, b.hidden, norm.operand, b.normed)
         return Input(b.normed, context=b.row_context)
 
     def _add(

@@ -1,0 +1,149 @@
+"""A mixture of experts as a layer: what it computes, row by row, in every type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo_kernels.ops import Routing
+from octavo_worker.model.layers.linear import Dense, Linear
+from octavo_worker.model.layers.mixture import ExpertGate, Mixture, Router, SharedExpert
+from octavo_worker.model.layers.norm import Input, RmsNorm
+
+HIDDEN, WIDTH, EXPERTS = 96, 48, 16
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def made(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
+
+
+def mixture(dtype: torch.dtype, routing: Routing, clamped: float | None = None, *, shared: bool = True) -> Mixture:
+    def dense(*shape: int, seed: int) -> Dense:
+        return Dense(made(*shape, seed=seed).to(dtype), made(shape[0], seed=seed + 1).to(dtype))
+
+    gate = Dense(made(1, HIDDEN, seed=7))
+    return Mixture(
+        Router(Dense(made(EXPERTS, HIDDEN, seed=1) * 4), routing, made(EXPERTS, seed=2)),
+        dense(EXPERTS * 2 * WIDTH, HIDDEN, seed=3),
+        dense(EXPERTS * HIDDEN, WIDTH, seed=4),
+        ExpertGate("silu" if clamped is None else "gelu_quick", clamped),
+        SharedExpert(dense(2 * WIDTH, HIDDEN, seed=5), dense(HIDDEN, WIDTH, seed=6), gate) if shared else None,
+    )
+
+
+def parts(linear: Linear, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Matrix and bias of each expert, in double precision."""
+    assert isinstance(linear, Dense)
+    assert linear.bias is not None
+    return list(zip(linear.weight.double().chunk(count), linear.bias.double().chunk(count), strict=True))
+
+
+def expected(layer: Mixture, x: Tensor) -> Tensor:
+    """One row after the other, in double precision."""
+
+    def gated(up: Tensor) -> Tensor:
+        gate, rest = up.chunk(2)
+        if layer.gate.clamped is None:
+            return functional.silu(gate) * rest
+        gate, rest = gate.clamp(max=layer.gate.clamped), rest.clamp(-layer.gate.clamped, layer.gate.clamped)
+        return gate * (1.702 * gate).sigmoid() * (rest + 1)
+
+    router, how = layer.router, layer.router.routing
+    assert isinstance(router.logits, Dense)
+    assert router.correction is not None
+    ups, downs = parts(layer.up, EXPERTS), parts(layer.down, EXPERTS)
+    rows = []
+    for row in x.double():
+        scores = (router.logits.weight.double() @ row).sigmoid()
+        chosen = (scores + router.correction.double()).topk(how.chosen).indices
+        weights = scores[chosen] / (scores[chosen].sum() if how.normalised else 1) * how.scale
+        terms = [
+            weight * (downs[expert][0] @ gated(ups[expert][0] @ row + ups[expert][1]) + downs[expert][1])
+            for expert, weight in zip(chosen.tolist(), weights, strict=True)
+        ]
+        if layer.shared is not None:
+            ((up, up_bias),), ((down, down_bias),) = parts(layer.shared.up, 1), parts(layer.shared.down, 1)
+            assert isinstance(layer.shared.gate, Dense)
+            factor = (layer.shared.gate.weight.double() @ row).sigmoid()
+            terms.append(factor * (down @ gated(up @ row + up_bias) + down_bias))
+        rows.append(torch.stack(terms).sum(0))
+    return torch.stack(rows)
+
+
+ROUTINGS = [Routing(EXPERTS, 3, "sigmoid", normalised=True, scale=1.5), Routing(EXPERTS, 4, "sigmoid")]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("clamped", [None, 0.3])
+def test_a_mixture_is_the_weighted_sum_of_its_experts(routing: Routing, clamped: float | None) -> None:
+    layer, x = mixture(torch.float32, routing, clamped, shared=clamped is None), made(40, HIDDEN, seed=8) * 9
+    torch.testing.assert_close(layer.apply(Input(x)).double(), expected(layer, x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_router_reads_rows_of_16_bits_in_float32() -> None:
+    """Or other experts would be chosen: among 4,000 rows some differ."""
+    dtype = torch.bfloat16
+    layer, x = mixture(dtype, ROUTINGS[0]), (made(4000, HIDDEN, seed=9) * 9).to(dtype)
+    taken = layer.router.choose(x)
+    assert isinstance(layer.router.logits, Dense)
+    assert layer.router.correction is not None
+    scores = (x.double() @ layer.router.logits.weight.double().T).sigmoid()
+    wanted = (scores + layer.router.correction).topk(3).indices.sort(-1).values
+    found = torch.bucketize(taken.places, taken.starts[1:], right=True)
+    assert torch.equal(found, wanted)
+    rounded = (x.double() @ layer.router.logits.weight.double().T).to(dtype).double().sigmoid()
+    assert not torch.equal((rounded + layer.router.correction).topk(3).indices.sort(-1).values, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_is_computed_as_if_it_were_alone(dtype: torch.dtype) -> None:
+    layer, x = mixture(dtype, ROUTINGS[0]), (made(300, HIDDEN, seed=10) * 9).to(dtype)
+    together = layer.apply(Input(x))
+    for begin, end in ((0, 1), (299, 300), (5, 7), (17, 50), (100, 164), (1, 300)):
+        assert torch.equal(layer.apply(Input(x[begin:end])), together[begin:end])
+    for row in range(0, 300, 13):
+        assert torch.equal(layer.apply(Input(x[row : row + 1])), together[row : row + 1])
+
+
+def test_the_residual_is_added_last_and_may_be_where_the_sum_goes() -> None:
+    layer, x, hidden = mixture(torch.float32, ROUTINGS[0]), made(20, HIDDEN, seed=11) * 9, made(20, HIDDEN, seed=12)
+    plain, wanted = layer.apply(Input(x)), hidden.clone()
+    wanted += plain
+    found = layer.apply(Input(x), hidden, residual=hidden)
+    assert found.data_ptr() == hidden.data_ptr()
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_norm_that_was_left_to_the_next_product_is_taken() -> None:
+    layer, hidden = mixture(torch.float32, ROUTINGS[0]), made(20, HIDDEN, seed=13)
+    norm = RmsNorm(made(HIDDEN, seed=14) + 1, 1e-6, 0.0)
+    normed = norm.defer(hidden, torch.empty_like(hidden))
+    wanted = layer.apply(Input(norm.apply(hidden, torch.empty_like(hidden))))
+    assert torch.equal(layer.apply(normed), wanted)
+
+
+def test_a_row_that_is_no_number_spoils_itself_alone() -> None:
+    layer, x = mixture(torch.float32, ROUTINGS[0]), made(20, HIDDEN, seed=15) * 9
+    whole = layer.apply(Input(x))
+    broken = x.clone()
+    broken[7] = torch.nan
+    broken[9, 0] = torch.inf
+    found, others = layer.apply(Input(broken)), [row for row in range(20) if row not in (7, 9)]
+    assert found[7].isnan().all()
+    assert torch.equal(found[others], whole[others])
+
+
+def test_no_rows_are_no_work() -> None:
+    layer = mixture(torch.float32, ROUTINGS[0])
+    assert layer.apply(Input(torch.empty(0, HIDDEN))).shape == (0, HIDDEN)
+
+
+def test_a_mixture_names_its_products() -> None:
+    names = ["router", "experts: gate, up", "experts: down", "shared: gate, up", "shared: down", "shared: gate of rows"]
+    whole, bare = mixture(torch.float32, ROUTINGS[0]), mixture(torch.float32, ROUTINGS[0], shared=False)
+    assert list(whole.products()) == names
+    assert list(bare.products()) == names[:3]
+    assert whole.nbytes == sum(linear.nbytes for linear in whole.products().values())

@@ -1,0 +1,411 @@
+"""Mixtures of experts from checkpoints of every form: stacked and alone, either way round, quantised and cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import packers
+import pytest
+import torch
+from quantised_checkpoint import logits, write
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Cohere2MoeConfig,
+    Ernie4_5_MoeConfig,
+    Glm4MoeConfig,
+    GptOssConfig,
+    LlamaConfig,
+    OlmoeConfig,
+    PreTrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
+
+from octavo_worker.assembly.choices import has_decoder
+from octavo_worker.assembly.inspection import inspect
+from octavo_worker.assembly.models import load_model
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.model.checkpoint.formats import Reader, format_of
+from octavo_worker.model.checkpoint.mixtures import MixtureReader
+from octavo_worker.model.checkpoint.source import Checkpoint
+from octavo_worker.model.config import DecoderConfig, MixtureMlp
+from octavo_worker.model.decoder import Decoder
+from octavo_worker.model.errors import CheckpointError, ModelError, UnsupportedModel
+from octavo_worker.model.families import FAMILIES, decoder_config
+from octavo_worker.model.layers.linear import Dense, Products
+from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
+from octavo_worker.model.layers.norm import Input
+from octavo_worker.model.layers.quantised import Quantised
+from octavo_worker.model.shards import Shards
+from octavo_worker.ranks.rank import Rank
+
+EXPERTS, WIDTH = 6, 64
+SMALL: dict[str, Any] = {
+    "vocab_size": 48,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+QWEN3 = Qwen3MoeConfig(
+    **SMALL, intermediate_size=96, moe_intermediate_size=WIDTH, num_experts=EXPERTS, num_experts_per_tok=3,
+    norm_topk_prob=True, mlp_only_layers=[1], head_dim=16,
+)  # fmt: skip
+IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
+EACH = "model.layers.0.mlp.experts.{}.{}_proj.weight"
+UP, DOWN = "model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"
+
+
+def saved(folder: Path, config: PreTrainedConfig = QWEN3) -> dict[str, Tensor]:
+    """Tensors of a random model, which is in the folder as transformers saves it."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.2)
+    model.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def stack(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Takes the experts out: `[experts, 2 * width, hidden]`, gates first, and `[experts, hidden, width]`."""
+    gates, ups, downs = (
+        torch.stack([tensors.pop(EACH.format(expert, part)) for expert in range(EXPERTS)])
+        for part in ("gate", "up", "down")
+    )
+    return torch.cat((gates, ups), dim=1), downs
+
+
+def loaded(folder: Path, **more: Any) -> Decoder:
+    model, _ = load_model(ModelOptions(**{"model": str(folder), "dtype": "float32", "device": "cpu"} | more))
+    assert isinstance(model, Decoder)
+    return model
+
+
+@pytest.mark.parametrize("ending", ["", ".weight"])
+def test_stacked_experts_are_those_that_stand_alone(ending: str, tmp_path: Path) -> None:
+    """Both dimensions of the first are 128: the family says which is which."""
+    tensors = saved(tmp_path)
+    expected = logits(tmp_path, IDS)
+    up, down = stack(tensors)
+    save_file(tensors | {f"{UP}{ending}": up, f"{DOWN}{ending}": down}, tmp_path / "model.safetensors")
+    assert torch.equal(logits(tmp_path, IDS), expected)
+
+
+def test_the_shape_says_which_way_round_stacked_experts_are(tmp_path: Path) -> None:
+    tensors = saved(tmp_path, config := Qwen3MoeConfig(**QWEN3.to_dict() | {"moe_intermediate_size": 32}))
+    expected = logits(tmp_path, IDS)
+    assert config.moe_intermediate_size * 2 != config.hidden_size
+    up, down = stack(tensors)
+    save_file(tensors | {UP: up.mT.contiguous(), DOWN: down.mT.contiguous()}, tmp_path / "model.safetensors")
+    assert torch.equal(logits(tmp_path, IDS), expected)
+
+
+def test_experts_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
+    tensors = saved(tmp_path)
+    tensors[EACH.format(2, "down")] = tensors[EACH.format(2, "down")][:, 1:].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"experts\.2\.down_proj\.weight' has shape"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "lost", [EACH.format(5, "up"), "model.layers.0.mlp.gate.weight", "model.layers.1.mlp.up_proj.weight"]
+)
+def test_a_missing_tensor_is_named(lost: str, tmp_path: Path) -> None:
+    tensors = saved(tmp_path)
+    del tensors[lost]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"'{lost}' is missing"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize("name", [EACH.format(EXPERTS, "up"), "model.layers.0.mlp.shared_expert.up_proj.weight"])
+def test_a_surplus_tensor_is_refused(name: str, tmp_path: Path) -> None:
+    tensors = saved(tmp_path) | {name: torch.zeros(4, 4)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="no place for: " + name):
+        loaded(tmp_path)
+
+
+Packer = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
+FP8 = torch.float8_e4m3fn
+
+
+def integers(bits: int, layout: str) -> Packer:
+    """Codes in groups of 32 columns, with zero points."""
+
+    def pack(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        groups, most = torch.arange(weight.shape[1]) // 32, (1 << bits) - 1
+        by_group = weight.unflatten(1, (-1, 32))
+        low, high = by_group.amin(2), by_group.amax(2)
+        scales = ((high - low) / most).half()
+        zeros = (-low / scales.float()).round().clamp(0, most).long()
+        q = (weight / scales.float()[:, groups] + zeros[:, groups]).round().clamp(0, most).long()
+        if layout == "gptq":
+            made = packers.gptq(q, zeros, scales, groups, bits, 1)
+        elif layout == "awq":
+            made = packers.awq(q, zeros, scales)
+        else:
+            made = packers.pack_quantized(q, zeros, scales, None, bits)
+        return made, (q - zeros[:, groups]) * scales.float()[:, groups]
+
+    return pack
+
+
+def floats(high: int, wide: int, scale: str = "weight_scale") -> Packer:
+    """FP8, of which blocks of so many rows and columns have a scale; 0: all of them."""
+
+    def pack(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        rows, depth = weight.shape
+        blocks = weight.unflatten(1, (-1, wide or depth)).unflatten(0, (-1, high or rows))
+        scales = blocks.abs().amax((1, 3)) / 448
+        codes = (blocks / scales[:, None, :, None]).to(FP8)
+        values = (codes.float() * scales[:, None, :, None]).flatten(2).flatten(0, 1)
+        return {"weight": codes.flatten(2).flatten(0, 1), scale: scales if high else scales.reshape(())}, values
+
+    return pack
+
+
+def four_bits(group: int) -> Packer:
+    """MXFP4 or NVFP4, whose groups are of 32 and of 16."""
+
+    def pack(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+        table = torch.cat((table, -table))
+        most = weight.unflatten(1, (-1, group)).abs().amax(2) / 6
+        if group == 32:
+            exponents = most.log2().ceil()
+            scales, stored = exponents.exp2(), (exponents + 127).to(torch.uint8)
+        else:
+            stored = (most * 100).to(FP8)
+            scales = stored.float() / 100
+        spread = scales.repeat_interleave(group, dim=1)
+        codes = ((weight / spread)[..., None] - table).abs().argmin(-1)
+        return packers.four_bit_floats(codes, stored, None if group == 32 else 100.0), table[codes] * spread
+
+    return pack
+
+
+def eight_bits(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    codes = (weight / scales).round().to(torch.int8)
+    return {"weight": codes, "weight_scale": scales}, codes * scales
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    groups = {"all": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": ["lm_head"]}
+
+
+GROUPED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
+FORMS: dict[str, tuple[dict[str, Any], Packer, str]] = {
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}, integers(4, "gptq"), "int4g32"),
+    "gptq-8": ({"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": False}, integers(8, "gptq"), "int8g32"),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32}, integers(4, "awq"), "int4g32"),
+    "packed": (compressed("pack-quantized", **GROUPED), integers(4, "compressed"), "int4g32"),
+    "int8": (compressed("int-quantized", num_bits=8, type="int", strategy="channel"), eight_bits, "int8"),
+    "fp8": (compressed("float-quantized", num_bits=8, type="float", strategy="channel"), floats(1, 0), "fp8"),
+    "fp8-tensor": (compressed("float-quantized", num_bits=8, type="float", strategy="tensor"), floats(0, 0), "fp8"),
+    "fp8-block": (
+        {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"},
+        floats(32, 32, "weight_scale_inv"),
+        "fp8g32 by fp8g32",
+    ),
+    "nvfp4": (
+        compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16),
+        four_bits(16),
+        "fp4g16",
+    ),
+    "mxfp4": (
+        compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),
+        four_bits(32),
+        "fp4g32",
+    ),
+}
+
+
+def pack_experts(folder: Path, form: str, *, of: Callable[[int], str] | None = None) -> Tensor:
+    """Packs a saved model's experts, each in a form of its own if `of` says so. Returns the logits of the values that
+    they stand for."""
+    tensors = saved(folder)
+    packed, values = {}, {}
+    for name, tensor in tensors.items():
+        if ".experts." not in name:
+            packed[name] = values[name] = tensor
+            continue
+        expert = int(name.split(".experts.")[1].partition(".")[0])
+        made, values[name] = FORMS[of(expert) if of else form][1](tensor)
+        packed |= {f"{name.removesuffix('.weight')}.{ending}": part for ending, part in made.items()}
+    save_file({name: tensor.contiguous() for name, tensor in values.items()}, folder / "model.safetensors")
+    expected = logits(folder, IDS)
+    write(folder, packed, json.loads((folder / "config.json").read_text()) | {"quantization_config": FORMS[form][0]})
+    return expected
+
+
+@pytest.mark.full(but=4)
+@pytest.mark.parametrize("form", FORMS)
+def test_quantised_experts_are_the_values_that_they_stand_for(form: str, tmp_path: Path) -> None:
+    expected = pack_experts(tmp_path, form)
+    torch.testing.assert_close(logits(tmp_path, IDS), expected, rtol=0, atol=2e-5)
+    model = loaded(tmp_path)
+    mixture = model.layers.blocks[0].mlp
+    assert isinstance(mixture, ExpertMlp)
+    assert model.forms == mixture.mixture.forms == {FORMS[form][2]}
+    assert isinstance(mixture.mixture.router.logits, Dense)
+    assert {product.form.partition(",")[0] for product in inspect(options(tmp_path)).products or []} > {"float32"}
+
+
+def options(folder: Path, **more: Any) -> ModelOptions:
+    return ModelOptions(**{"model": str(folder), "dtype": "float32", "device": "cpu"} | more)
+
+
+def test_experts_that_differ_in_form_are_refused_by_name(tmp_path: Path) -> None:
+    stated = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}
+    pack_experts(tmp_path, "gptq", of=lambda expert: "gptq-8" if expert == 4 else "gptq")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = stated | {"dynamic": {r"+:.*experts\.4\..*": {"bits": 8}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for look in (loaded, lambda folder: inspect(options(folder))):
+        with pytest.raises(UnsupportedModel, match=r"layers\.0\.mlp\.experts\.0\.gate_proj and others.* in 16 bits"):
+            look(tmp_path)
+
+
+def test_quantised_experts_that_are_no_whole_panels_are_refused(tmp_path: Path) -> None:
+    Qwen3MoeConfig(**QWEN3.to_dict() | {"moe_intermediate_size": 48}).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="96 rows of an expert here are not whole panels of 64"):
+        loaded(tmp_path, load_format="dummy", quantization="int8")
+    loaded(tmp_path, load_format="dummy")
+
+
+@pytest.mark.parametrize(("kind", "form"), [("int4", "int4"), ("int8", "int8 by int8"), ("fp8", "fp8 by fp8")])
+def test_online_quantisation_takes_experts_and_leaves_routers(kind: str, form: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    plain = logits(tmp_path, IDS)
+    model = loaded(tmp_path, quantization=kind)
+    assert form in model.forms
+    mlp = model.layers.blocks[0].mlp
+    assert isinstance(mlp, ExpertMlp)
+    assert isinstance(mlp.mixture.up, Quantised)
+    assert isinstance(mlp.mixture.down, Quantised)
+    assert isinstance(mlp.mixture.router.logits, Dense)
+    assert mlp.mixture.router.logits.weight.dtype is torch.float32
+    assert plain.std() > 0.1
+
+
+@pytest.mark.full(but=4)
+@pytest.mark.parametrize("form", ["", *FORMS])
+def test_random_experts_have_the_form_that_a_config_states(form: str, tmp_path: Path) -> None:
+    QWEN3.save_pretrained(tmp_path)
+    if form:
+        config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": FORMS[form][0]}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    model = loaded(tmp_path, load_format="dummy")
+    mlp = model.layers.blocks[0].mlp
+    assert isinstance(mlp, ExpertMlp)
+    assert mlp.mixture.up.forms == ({FORMS[form][2]} if form else set())
+    assert isinstance(mlp.mixture.router.logits, Dense)
+    assert isinstance(model.config.layers[0].mlp, MixtureMlp)
+    inspect(options(tmp_path, load_format="dummy"))
+
+
+def test_on_a_gpu_a_mixture_takes_transformers_code() -> None:
+    assert has_decoder(QWEN3, torch.device("cpu"))
+    assert not has_decoder(QWEN3, torch.device("cuda"))
+    assert has_decoder(LlamaConfig(), torch.device("cuda"))
+
+
+def mixture(folder: Path, described: DecoderConfig, rank: Rank | None) -> Mixture:
+    """The first layer's, or a rank's part of it."""
+    reader = Reader(Checkpoint.open(folder), torch.float32, torch.device("cpu"), Products())
+    shards = None if rank is None else Shards(described, rank)
+    mlp = described.layers[0].mlp
+    assert isinstance(mlp, MixtureMlp)
+    return MixtureReader(described, reader, format_of(folder), shards).read("model.layers.0.", mlp)
+
+
+def assert_ranks_sum_up(folder: Path, config: PreTrainedConfig, *, transposed: bool = False) -> None:
+    described = decoder_config(config)
+    assert described is not None
+    if transposed:
+        names = replace(described.names.experts[0], transposed=True)
+        described = replace(described, names=replace(described.names, experts=(names,)))
+    x = Input(torch.randn(9, 128, generator=torch.Generator().manual_seed(2)))
+    parts = [mixture(folder, described, Rank(index, 2)) for index in range(2)]
+    whole = mixture(folder, described, None)
+    torch.testing.assert_close(sum(part.apply(x) for part in parts), whole.apply(x), rtol=0, atol=2e-5)
+    assert sum(part.up.nbytes for part in parts) == whole.up.nbytes
+
+
+@pytest.mark.full(but=4)
+@pytest.mark.parametrize("form", ["", "stacked", "turned", *FORMS])
+def test_the_parts_of_ranks_sum_up_to_the_whole(form: str, tmp_path: Path) -> None:
+    if form in FORMS:
+        pack_experts(tmp_path, form)
+    elif tensors := saved(tmp_path):
+        up, down = stack(tensors)
+        stacked = {UP: up, DOWN: down} if form == "stacked" else {UP: up.mT, DOWN: down.mT}
+        if form:
+            write(tmp_path, tensors | stacked, json.loads((tmp_path / "config.json").read_text()))
+    assert_ranks_sum_up(tmp_path, QWEN3, transposed=form == "turned")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GptOssConfig(**SMALL, intermediate_size=64, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+        Qwen2MoeConfig(
+            **SMALL, intermediate_size=64, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+            shared_expert_intermediate_size=96,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_ranks_share_biases_and_shared_experts(config: PreTrainedConfig, tmp_path: Path) -> None:
+    saved(tmp_path, config)
+    assert_ranks_sum_up(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OlmoeConfig(clip_qkv=8.0),
+        Cohere2MoeConfig(num_shared_experts=2),
+        Cohere2MoeConfig(rms_norm_eps=1e-5),
+        GptOssConfig(swiglu_alpha=1.5),
+        Ernie4_5_MoeConfig(use_bias=True),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_members_that_are_not_described_take_transformers_code(config: PreTrainedConfig) -> None:
+    assert config.model_type in FAMILIES
+    assert decoder_config(config) is None
+
+
+def test_layers_behind_the_last_one_are_left_unread(tmp_path: Path) -> None:
+    """Those that predict several tokens: named in the config, or they are surplus."""
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1}
+    tensors = saved(tmp_path, Glm4MoeConfig(**SMALL, **sizes, intermediate_size=64, num_mtp_layers=1))
+    expected = logits(tmp_path, IDS)
+    extra = {"model.layers.2.eh_proj.weight": torch.zeros(3, 3), "model.layers.2.mlp.gate.weight": torch.zeros(4, 4)}
+    save_file(tensors | extra, tmp_path / "model.safetensors")
+    assert torch.equal(logits(tmp_path, IDS), expected)
+    save_file(tensors | {"model.layers.3.eh_proj.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"no place for: model\.layers\.3\.eh_proj"):
+        loaded(tmp_path)
+
+
+def test_ranks_that_do_not_divide_an_expert_are_refused(tmp_path: Path) -> None:
+    Qwen3MoeConfig(**QWEN3.to_dict() | {"moe_intermediate_size": 65}).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="65 columns of the MLP cannot be shared out among 2 ranks"):
+        loaded(tmp_path, load_format="dummy", tensor_parallel=2)

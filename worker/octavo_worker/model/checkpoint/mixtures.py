@@ -1,0 +1,158 @@
+"""Mixtures of experts from a checkpoint: matrices of all experts as one, whichever way they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from octavo_worker.model.checkpoint.formats import DenseFormat, Format, Matrix, Reader
+from octavo_worker.model.checkpoint.formats.base import Held
+from octavo_worker.model.checkpoint.names import ExpertNames
+from octavo_worker.model.config import DecoderConfig, MixtureMlp
+from octavo_worker.model.errors import UnsupportedModel
+from octavo_worker.model.layers.linear import Dense, Linear
+from octavo_worker.model.layers.mixture import ExpertGate, Mixture, Router, SharedExpert
+from octavo_worker.model.layers.quantised import Quantised
+from octavo_worker.model.shards import Shards
+
+PANEL = 64
+"""Rows of an expert's quantised matrix are a multiple of that: kernels read so many together."""
+
+
+class Stored(NamedTuple):
+    """How a checkpoint stores a matrix of every expert: the names of its parts, its rows in each of them, which of
+    these stand where, and whether they are columns."""
+
+    parts: Sequence[str]
+    rows: Sequence[int]
+    order: Sequence[int] | None = None
+    transposed: bool = False
+
+
+class MixtureReader:
+    """Reads the mixtures of a model's layers. Raises `CheckpointError` or `UnsupportedModel`, naming a tensor."""
+
+    def __init__(self, config: DecoderConfig, reader: Reader, form: Format, shards: Shards | None) -> None:
+        self.config, self.reader, self.form, self.shards = config, reader, form, shards
+        self.names: ExpertNames = config.names.experts[0]
+
+    def read(self, at: str, mlp: MixtureMlp) -> Mixture:
+        """The mixture of the layer whose names begin with `at`, or this rank's part of it."""
+        known = self.config.names.experts
+        self.names = next((names for names in known if self.reader.source.under(at + names.router)), known[0])
+        up = self._experts(at, mlp, self._up(at, mlp), self.config.hidden_size, is_up=True)
+        down = self._experts(at, mlp, self._down(at, mlp), mlp.width, is_up=False)
+        if mlp.biased and not self._is_first:
+            down = without_bias(down)
+        return Mixture(
+            router=self._router(at, mlp),
+            up=up,
+            down=down,
+            gate=ExpertGate(self.config.gate, mlp.clamped),
+            shared=self._shared(at, mlp) if mlp.shared else None,
+        )
+
+    @property
+    def _is_first(self) -> bool:
+        return self.shards is None or self.shards.rank.index == 0
+
+    def _up(self, at: str, mlp: MixtureMlp) -> Stored:
+        names, width = self.names, mlp.width
+        stacked = at + names.stacked[0]
+        if place := self._unstacked(at, mlp, stacked):
+            halves = (*range(0, 2 * width, 2), *range(1, 2 * width, 2)) if names.alternating else None
+            turned = self._is_turned(place, 2 * width, self.config.hidden_size)
+            return Stored([f"{stacked}.{{}}"], [2 * width], halves, turned)
+        return Stored([at + names.each + name for name in names.up], [width] * 2)
+
+    def _down(self, at: str, mlp: MixtureMlp) -> Stored:
+        stacked = at + self.names.stacked[1]
+        if place := self._unstacked(at, mlp, stacked):
+            turned = self._is_turned(place, self.config.hidden_size, mlp.width)
+            return Stored([f"{stacked}.{{}}"], [self.config.hidden_size], None, turned)
+        return Stored([at + self.names.each + self.names.down], [self.config.hidden_size])
+
+    def _unstacked(self, at: str, mlp: MixtureMlp, name: str) -> Sequence[int]:
+        """The shape of an expert's stacked weight; empty: experts stand alone, or are drawn as if they did."""
+        if self.reader.source.under(f"{at}{self.names.each.format(0)}{self.names.down}"):
+            return ()
+        places = self.reader.source.unstack(name)
+        return places["weight"].shape if "weight" in places else ()
+
+    def _is_turned(self, shape: Sequence[int], rows: int, depth: int) -> bool:
+        if rows == depth:
+            return self.names.transposed
+        return tuple(shape) == (depth, rows)
+
+    def _experts(self, at: str, mlp: MixtureMlp, stored: Stored, depth: int, *, is_up: bool) -> Linear:
+        """The matrices of all experts, one below the other."""
+        count = mlp.routing.experts
+        names = [part.format(expert) for expert in range(count) for part in stored.parts]
+        held, order = None, stored.order
+        if self.shards is not None:
+            one = self.shards.down(mlp.width)
+            if is_up:
+                turns, parts = self.shards.alternating_up(mlp.width), len(stored.parts)
+                one = self.shards.up(mlp.width, parts) if order is None else turns
+            held = Held([list(ranges) for _ in range(count) for ranges in one.rows], one.depth)
+            if order is not None:
+                rows = sum(map(len, one.rows[0]))
+                order = (*range(0, rows, 2), *range(1, rows, 2))
+        orders = () if order is None else (order,) * count
+        matrix = Matrix(names, list(stored.rows) * count, depth, mlp.biased, stored.transposed, held, orders)
+        linear = self.form.linear(matrix, self.reader)
+        self._check(linear, names[0], sum(matrix.held_rows) // count)
+        return linear
+
+    def _check(self, linear: Linear, name: str, rows: int) -> None:
+        if linear.is_mixed:
+            raise UnsupportedModel(
+                f"experts of a layer are stored in unlike forms, or with their columns in unlike orders ({name} and "
+                "others), but one product has all of them; give the checkpoint in 16 bits."
+            )
+        if linear.forms and rows % PANEL:
+            raise UnsupportedModel(
+                f"{name} is quantised, and {rows} rows of an expert here are not whole panels of {PANEL}; give the "
+                "checkpoint in 16 bits without --quantization, or fewer ranks (--tensor-parallel)."
+            )
+
+    def _router(self, at: str, mlp: MixtureMlp) -> Router:
+        """In float32 on every rank."""
+        count, name = mlp.routing.experts, at + self.names.router
+        matrix = Matrix([name], [count], self.config.hidden_size, mlp.router_bias)
+        logits = DenseFormat().linear(matrix, replace(self.reader, dtype=torch.float32))
+        return Router(logits, mlp.routing, self._correction(at, count) if mlp.corrected else None)
+
+    def _correction(self, at: str, count: int) -> Tensor:
+        name = at + self.names.correction
+        module, _, ending = name.rpartition(".")
+        place = self.reader.source.under(module).get(ending)
+        shape = (1, count) if place is not None and len(place.shape) == 2 else (count,)
+        correction = torch.empty(shape, dtype=torch.float32, device=self.reader.device)
+        self.reader.source.read(name, correction)
+        return correction.flatten()
+
+    def _shared(self, at: str, mlp: MixtureMlp) -> SharedExpert:
+        c, names, parts = self.config, self.names, len(self.names.shared_up)
+        rows = [mlp.shared] * 2 if parts == 2 else [2 * mlp.shared]
+        held = self.shards and self.shards.up(mlp.shared, parts)
+        up = Matrix([at + name for name in names.shared_up], rows, c.hidden_size, c.mlp_bias, held=held)
+        held = self.shards and self.shards.down(mlp.shared)
+        down = Matrix([at + names.shared_down], [c.hidden_size], mlp.shared, c.mlp_bias, held=held)
+        last = self.form.linear(down, self.reader)
+        if c.mlp_bias and not self._is_first:
+            last = without_bias(last)
+        gate = None
+        if mlp.shared_gated:
+            matrix = Matrix([at + names.shared_gate], [1], c.hidden_size)
+            gate = DenseFormat().linear(matrix, replace(self.reader, dtype=torch.float32))
+        return SharedExpert(self.form.linear(up, self.reader), last, gate)
+
+
+def without_bias(linear: Linear) -> Linear:
+    """A last product of a rank other than the first: the sum over ranks has its bias once."""
+    return replace(linear, bias=None) if isinstance(linear, Dense | Quantised) else linear

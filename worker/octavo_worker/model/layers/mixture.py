@@ -1,0 +1,119 @@
+"""A mixture of experts: an MLP of which each row takes a few parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from octavo_kernels import ops
+from octavo_kernels.ops import Assignments, Gate, Routing
+from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.norm import AddNorm, Input
+
+ROUTER = "router"
+EXPERTS_GATE_UP, EXPERTS_DOWN = "experts: gate, up", "experts: down"
+SHARED_GATE_UP, SHARED_DOWN, SHARED_GATE = "shared: gate, up", "shared: down", "shared: gate of rows"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """The choice among experts: `logits` is a product in float32 with `correction[experts]` beside it. Rounded to 16
+    bits, every thirteenth row would choose others."""
+
+    logits: Linear
+    routing: Routing
+    correction: Tensor | None = None
+
+    def choose(self, rows: Tensor) -> Assignments:
+        return ops.route(self.logits.apply(Input(rows.float())), self.routing, self.correction)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGate:
+    """The activation of the first half of a product's columns, times the second half. `clamped`: the first is at most
+    that, the second lies within it and is larger by one."""
+
+    activation: Gate
+    clamped: float | None = None
+
+    def apply(self, product: Tensor) -> Tensor:
+        """Overwrites `product`."""
+        if self.clamped is not None:
+            gate, up = product.chunk(2, dim=1)
+            gate.clamp_(max=self.clamped)
+            up.clamp_(-self.clamped, self.clamped).add_(1)
+        return ops.act_and_mul(product, self.activation)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedExpert:
+    """An expert that all rows take. `gate` is a product in float32 with one column."""
+
+    up: Linear  # rows: gate, up
+    down: Linear
+    gate: Linear | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixture(Linear):
+    """From hidden states to hidden states: `up` and `down` have the matrices of all experts, one below the other. The
+    sum over a row's experts is in float32, in their order, whatever other rows take."""
+
+    router: Router
+    up: Linear
+    down: Linear
+    gate: ExpertGate
+    shared: SharedExpert | None = None
+
+    def products(self) -> Mapping[str, Linear]:
+        """By name, in the order in which a step takes them."""
+        named = {ROUTER: self.router.logits, EXPERTS_GATE_UP: self.up, EXPERTS_DOWN: self.down}
+        if self.shared is not None:
+            named |= {SHARED_GATE_UP: self.shared.up, SHARED_DOWN: self.shared.down}
+            named |= {} if self.shared.gate is None else {SHARED_GATE: self.shared.gate}
+        return named
+
+    @property
+    def forms(self) -> frozenset[str]:
+        return frozenset().union(*(linear.forms for linear in self.products().values()))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(linear.nbytes for linear in self.products().values())
+
+    def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        rows = x.materialise()
+        taken = self.router.choose(rows)
+        activated = self.gate.apply(self.up.grouped(rows.index_select(0, taken.sources), taken.starts))
+        parts = self.down.grouped(activated, taken.starts)
+        shared, gates = self._shared(rows)
+        return ops.combine(
+            parts, taken, rows.new_empty(rows.shape) if out is None else out, shared=shared, gates=gates,
+            residual=residual,
+        )  # fmt: skip
+
+    def _shared(self, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The shared expert's output of rows, and its factor of each."""
+        if self.shared is None:
+            return None, None
+        made = self.shared.down.apply(Input(ops.act_and_mul(self.shared.up.apply(Input(rows)), self.gate.activation)))
+        if self.shared.gate is None:
+            return made, None
+        return made, ops.sigmoid(self.shared.gate.apply(Input(rows.float())).flatten())
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMlp:
+    """The sublayer that a mixture is. Of a model on several ranks `whole` sums their parts of it."""
+
+    mixture: Mixture
+    whole: Linear
+
+    def products(self) -> Mapping[str, Linear]:
+        return self.mixture.products()
+
+    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
+        return self.whole.into_norm(x, b, add_norm)
