@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from octavo.dialects.openai.problems import error_object, invalid_body, problem, status_of
+from octavo.terms.api_keys import without_secrets
 from octavo.terms.errors import (
     Busy,
     JobFailed,
@@ -84,9 +85,9 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = shortened(message)
+        self.message = without_secrets(shortened(message))
         self.code = code
-        self.param = param
+        self.param = None if param is None else without_secrets(param)
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:

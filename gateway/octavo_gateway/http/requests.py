@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.dialects.ignored import Ignored
+from octavo.terms.api_keys import without_secrets
 from octavo_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 from octavo_gateway.http.rates import rate_headers
 
@@ -90,7 +91,7 @@ def _log(scope: Scope, status: int, request_id: str, seconds: float) -> None:
     fields = {
         "request_id": request_id,
         "method": scope["method"],
-        "path": scope["raw_path"].decode("latin-1"),  # as it came: what a terminal would obey is quoted there
+        "path": without_secrets(scope["raw_path"].decode("latin-1")),  # what a terminal would obey is quoted there
         "status": status,
         "dur_ms": round(seconds * 1000, 1),
     }

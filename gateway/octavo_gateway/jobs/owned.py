@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from octavo.queue import jobs
 from octavo.queue.keys import cell_of
 from octavo.terms.errors import JobNotFound
 from octavo.terms.models import JobInfo
@@ -42,4 +43,5 @@ def check_id(job_id: str) -> None:
 
 
 def not_found(job_id: str) -> JobNotFound:
-    return JobNotFound(f"no job {job_id[:40]!r}: it never existed, has expired, or belongs to another tenant")
+    """The queue's own words, for another tenant's job, too."""
+    return jobs.not_found(job_id[:40])

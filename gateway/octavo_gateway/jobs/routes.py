@@ -25,7 +25,7 @@ from octavo_gateway.errors import ApiError
 from octavo_gateway.http.body import JSON, MSGPACK, apart, described, media_type, parsed, read_body
 from octavo_gateway.http.parts import JsonInParts
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
-from octavo_gateway.jobs.owned import OwnJob, check_id, check_owner, not_found
+from octavo_gateway.jobs.owned import OwnJob, check_id, not_found
 from octavo_gateway.jobs.readers import CurrentReader, Reader, ReadJob
 from octavo_gateway.state import Gateway
 
@@ -88,13 +88,11 @@ async def show(info: OwnJob, caller: CurrentCaller) -> dict[str, Any]:
 
 
 @router.get("/{job_id}/result")
-async def result(request: Request, job_id: str, caller: CurrentCaller) -> Response:
+async def result(request: Request, own: OwnJob, caller: CurrentCaller) -> Response:
     """The finished job with all its sequences; `202` and the job while it is not finished."""
-    check_id(job_id)
     gateway: Gateway = request.state.gateway
     async with gateway.loading:
-        info, found = await gateway.client.outcome(job_id)
-    check_owner(info, caller.tenant)
+        info, found = await gateway.client.outcome(own.id)
     if found is None:
         return JSONResponse(job_json(info, caller), 202)
     value = _result_json(found)
@@ -102,9 +100,9 @@ async def result(request: Request, job_id: str, caller: CurrentCaller) -> Respon
 
     async def again() -> dict[str, Any]:
         async with gateway.loading:
-            _, found = await gateway.client.outcome(job_id)
+            _, found = await gateway.client.outcome(own.id)
         if found is None:
-            raise not_found(job_id)
+            raise not_found(own.id)
         return _result_json(found)
 
     return JsonInParts(request, value, again)

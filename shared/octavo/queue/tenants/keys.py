@@ -3,6 +3,7 @@ repeated. The server has digests of keys and no key."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ MOST_GRACE_S = 30 * 86_400
 
 _REVOKED_KNOWN_S = 30 * 86_400  # then a revoked key is one that never was
 _TOUCHED_EVERY_MS = 60_000
+_TENANT = re.compile(r"[\w.@-]{1,64}")  # what else stands there was not written here
 KEY_FIELDS = ("tn", "name", "acct", "dg", "pdg", "pexp", "sc", "md", "exp", "ct", "used", "rev")
 
 T = TypeVar("T")
@@ -174,6 +176,8 @@ def read_row(key_id: str, row: Row) -> ApiKey:
     def seconds(name: str) -> float | None:
         return int(row[name]) / 1000 if name in row else None
 
+    if not _TENANT.fullmatch(row["tn"]):
+        raise ValueError("no tenant has this name")
     return ApiKey(
         id=key_id,
         tenant=row["tn"],
