@@ -109,6 +109,7 @@ note('qt', new.queue_timeout_ms)
 note('idem', idem)
 note('key', new.key)
 note('chg', charged)
+note('w', weight ~= 1000 and weight)
 if new.several then note('run', new.again and 'an earlier one' or string.match(call('INFO', 'server'), 'run_id:(%x+)')) end
 call('HSET', key('j', id), unpack(job))
 if due < math.huge then call('ZADD', key('D'), due, id) end
@@ -122,6 +123,7 @@ end
 local place = {mdl = model, tn = tenant, cls = class}
 count_queued(place, 1)
 count(tenant, 'bytes', size)
-enter_class(id, place)
-ring(model)
+local is_parked = limit_in(texts[1], 'running') and call('SISMEMBER', key('pk', tenant), class .. ' ' .. model) == 1
+enter_class(id, place, is_parked)
+if not is_parked then ring(model) end
 return {'ok', id, 1, NOW, model, unpack(rates)}

@@ -21,6 +21,7 @@ local KINDS = {
   traits = 'hash', aliases = 'hash', ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
   f = 'hash', files = 'zset', fx = 'zset', fq = 'hash', mark = 'string', bt = 'hash', bto = 'zset', bte = 'zset',
   btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset', lim = 'hash', bk = 'hash', limited = 'zset',
+  pk = 'set', parked = 'zset',
   use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset',
 }
 local NUMBER = {V = true, lf = true, seq = true}
@@ -47,7 +48,7 @@ local function sort_out(name)
     call('DEL', name)
   elseif kind == 'b' then lanes[#lanes + 1] = name
   elseif kind == 'v' then tenants[#tenants + 1] = name
-  elseif kind == 'q' or kind == 'bound' or kind == 'fq' then counters[#counters + 1] = name
+  elseif kind == 'q' or kind == 'bound' or kind == 'fq' or kind == 'pk' or kind == 'parked' then counters[#counters + 1] = name
   elseif kind == 'f' then files[#files + 1] = rest
   elseif kind == 'bt' then batches[#batches + 1] = rest
   elseif kind == 'use' or kind == 'useh' then accounts[#accounts + 1] = {kind, rest}
@@ -79,6 +80,7 @@ local function put_back(id, job)
     local at = tonumber(call('ZSCORE', name, id) or NOW)
     if not (at >= 0 and at <= NOW + 60000) then at = NOW end
     call('ZADD', name, at, id)
+    bump(key('q', job.tn), 'back', 1)
     if digest then
       call('ZADD', key('bound', job.mdl), at, id)
       ring(job.mdl, '=' .. digest)
