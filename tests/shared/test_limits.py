@@ -227,6 +227,14 @@ def test_a_bucket_never_holds_more_than_its_capacity(world: Any) -> None:
     assert not refused.value.can_retry
 
 
+def test_a_bucket_that_is_left_alone_fills_up_and_no_further(world: Any) -> None:
+    cost = cost_of(world, world.enqueue(tenant="other"))
+    world.limit(tokens_per_minute=600_000, tokens_per_minute_capacity=100)
+    world.redis.hset(world.keys.buckets("acme"), MINUTE, f"-50 {int(time.time() * 1000) - 3_600_000}")
+    world.enqueue()
+    assert world.level(MINUTE) == 100 - cost
+
+
 def test_a_limit_that_is_taken_away_takes_its_bucket_with_it(world: Any) -> None:
     world.limit(**slowly(1000), requests_per_minute=5)
     job_id = world.enqueue()

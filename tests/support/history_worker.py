@@ -32,6 +32,9 @@ from octavo.terms.workers import WorkerInfo
 LEASE_MS = 700
 CAPACITY = 16
 STEP_S = 0.06
+POISON = "poison"
+"""The prompt of a job that kills its engine."""
+PROMPT_TOKENS = 3
 
 T = TypeVar("T")
 
@@ -96,6 +99,14 @@ class Worker:
             chunks = [event.chunk for event in events if event.chunk]
             self.jobs[claim.job_id] = Running(claim, chunks, claim.offset)
         self.draining = claims.solo_waiting_s > 0.5
+        if any(job.claim.request.prompt == POISON for job in self.jobs.values()):
+            self.crash()
+
+    def crash(self) -> None:
+        """The engine dies of what it computes."""
+        owned = [(job.claim.job_id, job.claim.token) for job in self.jobs.values()]
+        self.ask(fake.CELL.release(owned, why="crashed"))
+        self.jobs.clear()
 
     def step(self) -> None:
         items = []
@@ -131,7 +142,7 @@ class Worker:
 
     def finish(self, job: Running) -> None:
         assert job.status is not None
-        terminal = Terminal(status=job.status, usage=Usage(completion_tokens=job.offset))
+        terminal = Terminal(status=job.status, usage=Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=job.offset))
         result = wire.encode_result(terminal, job.chunks)
         reply = self.ask(fake.CELL.finish(job.claim.job_id, job.claim.token, terminal, result))
         if reply.state == "rewind":
