@@ -150,6 +150,21 @@ def test_a_job_that_comes_back_goes_on_and_keeps_its_place_under_the_cap(world: 
     assert not world.redis.exists(f"{world.keys.prefix}:q:acme")
 
 
+def test_a_job_that_waits_for_an_equal_worker_keeps_its_place_meanwhile(world: Any) -> None:
+    world.limit(running=1)
+    first = world.enqueue()
+    claim = world.claim_one(digest="a")
+    world.append(claim, 0, [1])
+    second = world.enqueue()
+    world.run(world.cell.release([(first, claim.token)]))
+    assert world.claim(max_jobs=5, digest="b").jobs == ()
+    again = world.claim_one(max_jobs=5, digest="a")
+    assert again.job_id == first
+    world.append(again, 1, [2])
+    world.finish(again, tokens=2)
+    assert world.claim_one(max_jobs=5, digest="b").job_id == second
+
+
 def test_a_parked_tenants_new_jobs_ring_no_bell_and_cancelled_ones_leave_it_parked(world: Any) -> None:
     world.limit(running=1)
     world.enqueue()

@@ -19,5 +19,5 @@ def test_buckets_accounts_and_caps_hold_under_any_order_of_calls(
         return TenantMachine(type(world)(redis_sync), request_of)
 
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples(60, quick=8), stateful_step_count=size(60, quick=40))
+        machine, settings=settings(max_examples=examples(40, quick=6), stateful_step_count=size(60, quick=40))
     )

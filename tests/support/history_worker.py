@@ -27,6 +27,7 @@ from octavo.queue.connection import connect_sync
 from octavo.queue.protocol import Append, AppendReply, Claim
 from octavo.queue.scripts import Script, script
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
+from octavo.terms.models import Event
 from octavo.terms.workers import WorkerInfo
 
 LEASE_MS = 700
@@ -63,6 +64,13 @@ class Worker:
             except (redis.ConnectionError, redis.TimeoutError, OSError):
                 time.sleep(0.05)
 
+    def stream(self, job_id: str) -> list[Event]:
+        while True:
+            try:
+                return read_stream_sync(self.redis, job_id)
+            except (redis.ConnectionError, redis.TimeoutError, OSError):  # one that loads its data, too
+                time.sleep(0.05)
+
     def main(self) -> None:
         beat = 0.0
         while True:
@@ -95,8 +103,7 @@ class Worker:
         )
         claims = self.ask(call)
         for claim in claims.jobs:
-            events = read_stream_sync(self.redis, claim.job_id)
-            chunks = [event.chunk for event in events if event.chunk]
+            chunks = [event.chunk for event in self.stream(claim.job_id) if event.chunk]
             self.jobs[claim.job_id] = Running(claim, chunks, claim.offset)
         self.draining = claims.solo_waiting_s > 0.5
         if any(job.claim.request.prompt == POISON for job in self.jobs.values()):
@@ -129,8 +136,7 @@ class Worker:
             del self.jobs[item.job_id]
             return
         if reply.state == "rewind":  # only after lost writes, or in the mutant: another worker got ahead
-            events = read_stream_sync(self.redis, item.job_id)
-            job.chunks = [event.chunk for event in events if event.chunk]
+            job.chunks = [event.chunk for event in self.stream(item.job_id) if event.chunk]
             job.offset = reply.offset
             return
         row = [item.job_id, job.claim.attempt, item.start, len(item.chunk.token_ids)]
