@@ -240,11 +240,14 @@ def test_counts_that_are_wrong_park_no_tenant_for_ever(world: Any) -> None:
 def test_mend_counts_jobs_that_come_back_and_parks_anew(world: Any) -> None:
     world.limit(running=1)
     first = world.enqueue()
-    claim = world.claim_one()
-    world.run(world.cell.release([(first, claim.token)]))
+    claim = world.claim_one(digest="a")
+    world.append(claim, 0, [1])
     world.enqueue()
-    assert world.claim(max_jobs=1).jobs[0].job_id == first
-    world.run(world.cell.release([(first, world.state(first)["tok"])]))
+    assert world.claim(max_jobs=5).jobs == ()
+    world.run(world.cell.release([(first, claim.token)]))
     world.redis.delete(f"{world.keys.prefix}:q:acme")
     world.run(Call("mend", (world.keys.prefix,), (), bool))
-    assert [one.job_id for one in world.claim(max_jobs=5).jobs] == [first]
+    assert parked(world) == set()
+    assert world.claim(max_jobs=5, digest="b").jobs == ()
+    assert parked(world) == {"normal toy"}
+    assert [one.job_id for one in world.claim(max_jobs=5, digest="a").jobs] == [first]

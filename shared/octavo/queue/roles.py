@@ -107,6 +107,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "HINCRBY": (_TRIED, "f", "x"),
     "HMGET": (_TRIED, "f"),
     "HSET": (_TRIED, "f", ""),
+    "HSETNX": (_TRIED, "f", ""),
     "LINDEX": (_TRIED, 0),
     "LRANGE": (_TRIED, 0, 0),
     "LTRIM": (_TRIED, 0, 0),

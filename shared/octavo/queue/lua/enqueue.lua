@@ -123,6 +123,10 @@ end
 local place = {mdl = model, tn = tenant, cls = class}
 count_queued(place, 1)
 count(tenant, 'bytes', size)
+if new.attachment then
+  --- @include stored
+  note_stored(id, tenant, #new.attachment)
+end
 local is_parked = limit_in(texts[1], 'running') and call('SISMEMBER', key('pk', tenant), class .. ' ' .. model) == 1
 enter_class(id, place, is_parked)
 if not is_parked then ring(model) end

@@ -21,7 +21,7 @@ local KINDS = {
   traits = 'hash', aliases = 'hash', ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
   f = 'hash', files = 'zset', fx = 'zset', fq = 'hash', mark = 'string', bt = 'hash', bto = 'zset', bte = 'zset',
   btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset', lim = 'hash', bk = 'hash', limited = 'zset',
-  pk = 'set', parked = 'zset',
+  pk = 'set', kept = 'hash', parked = 'zset',
   use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset',
 }
 local NUMBER = {V = true, lf = true, seq = true}
@@ -48,7 +48,7 @@ local function sort_out(name)
     call('DEL', name)
   elseif kind == 'b' then lanes[#lanes + 1] = name
   elseif kind == 'v' then tenants[#tenants + 1] = name
-  elseif kind == 'q' or kind == 'bound' or kind == 'fq' or kind == 'pk' or kind == 'parked' then counters[#counters + 1] = name
+  elseif kind == 'q' or kind == 'bound' or kind == 'fq' or kind == 'pk' or kind == 'parked' or kind == 'kept' then counters[#counters + 1] = name
   elseif kind == 'f' then files[#files + 1] = rest
   elseif kind == 'bt' then batches[#batches + 1] = rest
   elseif kind == 'use' or kind == 'useh' then accounts[#accounts + 1] = {kind, rest}
@@ -120,11 +120,14 @@ end
 mend_files(files)
 mend_batches(batches)
 --- @include mending_accounts
+--- @include stored
 mend_accounts(accounts)
 
 for _, id in ipairs(jobs) do
   local tenant, of_batch = read(id, 'tn', 'bt')
   if tenant then list_job(id, tenant, of_batch) end
+  local attached = tenant and read(id, 'att')
+  if attached then note_stored(id, tenant, #attached) end
   if of_batch then put_into_batch(id, of_batch, is_ended(id)) end
   if not is_ended(id) then
     local job = intact(id)

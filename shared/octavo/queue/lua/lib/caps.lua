@@ -9,6 +9,9 @@ local function beyond_caps(texts, new, model, size)
   local bytes = limit_in(texts[1], 'waiting_bytes')
   local kept = bytes and tonumber(call('HGET', key('q', new.tenant), 'bytes') or 0)
   if bytes and kept + size > bytes then return {'full', 'waiting_bytes', 0, kept} end
+  local stored = new.attachment and limit_in(texts[1], 'stored_bytes')
+  local has = stored and tonumber(call('HGET', key('q', new.tenant), 'stored') or 0)
+  if stored and has + #new.attachment > stored then return {'full', 'stored_bytes', 0, 0} end
   local most = limit_in(texts[2], 'waiting')
   if most then
     local waiting = 0

@@ -35,6 +35,8 @@ local function end_damaged(id, known)
   if job.tn then
     if job.st == 'running' then count(job.tn, 'running', -1) end
     if job.st == 'queued' and job.mdl then count_queued(job, -1) end
+    --- @include stored
+    forget_stored(id, job.tn)
     if call('EXISTS', key('pk', job.tn)) == 1 then
       --- @include parking
       unpark(job.tn)

@@ -46,6 +46,7 @@
 --   P:aliases             HASH   other names of models: "<model> <worker that announces it>..." by alias
 --   P:lim:<tenant>        HASH   limits by scope: lib/limits.lua;  P:limited  ZSET tenants that ever had some (score 0)
 --   P:bk:<tenant>         HASH   buckets of these limits: lib/buckets.lua
+--   P:kept:<tenant>       HASH   bytes of attachments by job, also of those that have ended; their sum is 'stored' of P:q:<tenant>
 --   P:pk:<tenant>         SET    '<class> <model>' where it is parked: lib/parking.lua;  P:parked:<model>  ZSET tenants there
 --   P:use:<hour>:<tenant>  P:useh:<day>:<tenant>  P:used:<month>:<tenant>  HASH  the account of usage by minutes, hours and days
 --   P:usage  P:fold       ZSET   tenants by the last hour in which they used anything; what is to be folded, by ms
