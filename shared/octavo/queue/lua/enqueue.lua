@@ -64,16 +64,16 @@ if queued >= new.cap_jobs then return full('jobs', queued, 0) end
 if bytes + size > new.cap_bytes then return full('bytes', 0, bytes) end
 
 local scopes = scopes_of(model, new.key)
-local texts = call('HMGET', key('lim', tenant), unpack(scopes))
-if of_tenant >= (limit_in(texts[1], 'waiting') or WAITING) then return full('waiting', of_tenant, 0) end
+local limits = limits_of(tenant, scopes)
+if of_tenant >= (limits[1] and limits[1].waiting or WAITING) then return full('waiting', of_tenant, 0) end
 local weight, charged, rates = nil, nil, {}
-if texts[1] or texts[2] or texts[3] then
+if next(limits) then
   --- @include charging
   --- @include caps
   -- A job that was accepted once, and which the server has forgotten, is accepted again.
-  local refusal = not new.again and beyond_caps(texts, new, model, size)
+  local refusal = not new.again and beyond_caps(limits, new, model, size)
   if refusal then return refusal[1] == 'full' and full(unpack(refusal, 2)) or refusal end
-  local buckets = drawn_on(scopes, texts, new.cost, new.batch)
+  local buckets = drawn_on(scopes, limits, new.cost, new.batch)
   if buckets[1] then
     refill_all(tenant, buckets)
     local lacking, wait = lacking_in(buckets)
@@ -84,7 +84,7 @@ if texts[1] or texts[2] or texts[3] then
     charged = draw(tenant, buckets)
     rates = rates_of(buckets)
   end
-  weight = limit_in(texts[1], 'weight')
+  weight = limits[1] and limits[1].weight
 end
 
 local job = {'st', 'queued', 'mdl', model, 'tn', tenant, 'cls', class, 'lane', class, 'n', 0, 'ep', 0, 'crashes', 0,
@@ -127,7 +127,8 @@ if new.attachment then
   --- @include stored
   note_stored(id, tenant, #new.attachment)
 end
-local is_parked = limit_in(texts[1], 'running') and call('SISMEMBER', key('pk', tenant), class .. ' ' .. model) == 1
+local has_cap = limits[1] and limits[1].running
+local is_parked = has_cap and call('SISMEMBER', key('pk', tenant), class .. ' ' .. model) == 1
 enter_class(id, place, is_parked)
 if not is_parked then ring(model) end
 return {'ok', id, 1, NOW, model, unpack(rates)}
