@@ -79,9 +79,9 @@ class Scripts:
 class Version:
     """A process that has imported a version of the repository, and runs rounds of it when it is asked."""
 
-    def __init__(self, checkout: Path, url: str, jobs: int) -> None:
+    def __init__(self, checkout: Path, url: str, jobs: int, limits: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", url, "--jobs", str(jobs)],
+            [sys.executable, __file__, "--serve", url, "--jobs", str(jobs), "--limits", limits],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(checkout / "shared")},
@@ -106,12 +106,14 @@ class Version:
         self._process.wait()
 
 
-def serve(url: str, jobs: int) -> None:
+def serve(url: str, jobs: int, limits: str) -> None:
     """Be a `Version`: a round for each line, its times in one."""
     sources = {name: script(name).source for name in names()}
     print(json.dumps({name: len(source) for name, source in sorted(sources.items())}), flush=True)
     with redis.Redis.from_url(url) as connection:
         for _ in sys.stdin:
+            for number in range(4 if limits else 0):
+                connection.hset(f"{CELL.keys.prefix}:lim:tenant-{number}", "*", f" {limits}")
             scripts = Scripts(connection, sources)
             scenario(scripts, jobs)
             print(json.dumps(scripts.microseconds), flush=True)
@@ -198,12 +200,12 @@ def scenario(scripts: Scripts, jobs: int) -> None:
     scripts.run("cancel", [CELL.cancel(job_id) for job_id in ids])
 
 
-def measure(checkouts: dict[str, Path], rounds: int, jobs: int) -> dict[str, Any]:
+def measure(checkouts: dict[str, Path], rounds: int, jobs: int, limits: str) -> dict[str, Any]:
     times: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer())
         connection = stack.enter_context(redis.Redis.from_url(server.url))
-        versions = {name: Version(checkout, server.url, jobs) for name, checkout in checkouts.items()}
+        versions = {name: Version(checkout, server.url, jobs, limits) for name, checkout in checkouts.items()}
         for version in versions.values():
             stack.callback(version.close)
         reader = stack.enter_context(connection.pubsub())
@@ -239,18 +241,19 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=256, help="jobs a round, a multiple of 64")
+    parser.add_argument("--limits", default="", help="limits of every tenant, such as 'tokens_per_day=1000000000'")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(options.serve, options.jobs)
+        serve(options.serve, options.jobs, options.limits)
         return
     with tempfile.TemporaryDirectory() as folder:
         checkouts = {"after": Path.cwd()}
         if options.before:
             given = Path(options.before)
             checkouts["before"] = given if given.is_dir() else extracted(options.before, Path(folder))
-        measured = measure(checkouts, options.rounds, options.jobs)
+        measured = measure(checkouts, options.rounds, options.jobs, options.limits)
     report = {
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

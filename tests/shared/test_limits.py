@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from octavo.queue.calls import Call
 from octavo.queue.protocol import LineOfBatch
 from octavo.queue.tenants.limits import Scope, read_limits
 from octavo.terms.errors import (
@@ -63,6 +64,36 @@ def test_waiting_jobs_of_a_model_and_waiting_bytes_have_caps(world: Any, request
     with pytest.raises(QueueFull, match="bytes"):
         world.enqueue(request_of(model="big"))
     world.enqueue(tenant="other")
+
+
+def test_attachments_count_for_as_long_as_they_are_stored(world: Any) -> None:
+    def stored() -> int:
+        return int(world.redis.hget(f"{world.keys.prefix}:q:acme", "stored") or 0)
+
+    world.limit(stored_bytes=10)
+    call = world.enqueue_call(attachment=b"x" * 6)
+    for _ in range(2):
+        ended = world.run(call).job_id
+    with pytest.raises(QueueFull, match="stored"):
+        world.enqueue(attachment=b"x" * 5)
+    world.enqueue()
+    world.finish(world.claim_one(), tokens=0)
+    assert stored() == 6
+    erased = world.enqueue(attachment=b"x" * 4)
+    world.run(world.cell.erase(erased))
+    assert stored() == 6
+    world.redis.hset(f"{world.keys.prefix}:q:acme", "stored", 3)
+    world.run(Call("mend", (world.keys.prefix,), (), bool))
+    assert stored() == 6
+    for _ in range(2):
+        world.redis.zadd(f"{world.keys.prefix}:x", {f"{ended} acme": 1})
+        world.reap()
+    assert stored() == 0
+    assert not world.redis.exists(f"{world.keys.prefix}:kept:acme")
+    damaged = world.enqueue(attachment=b"x" * 9)
+    world.redis.hset(world.keys.job(damaged), "ret", "rubbish")
+    world.run(world.cell.cancel(damaged))
+    assert stored() == 0
 
 
 def test_a_suspended_tenant_gets_no_new_jobs_in(world: Any) -> None:
@@ -225,6 +256,14 @@ def test_a_bucket_never_holds_more_than_its_capacity(world: Any) -> None:
     with pytest.raises(RateLimited) as refused:
         world.enqueue()
     assert not refused.value.can_retry
+
+
+def test_a_bucket_that_is_left_alone_fills_up_and_no_further(world: Any) -> None:
+    cost = cost_of(world, world.enqueue(tenant="other"))
+    world.limit(tokens_per_minute=600_000, tokens_per_minute_capacity=100)
+    world.redis.hset(world.keys.buckets("acme"), MINUTE, f"-50 {int(time.time() * 1000) - 3_600_000}")
+    world.enqueue()
+    assert world.level(MINUTE) == 100 - cost
 
 
 def test_a_limit_that_is_taken_away_takes_its_bucket_with_it(world: Any) -> None:

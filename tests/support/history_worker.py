@@ -27,11 +27,15 @@ from octavo.queue.connection import connect_sync
 from octavo.queue.protocol import Append, AppendReply, Claim
 from octavo.queue.scripts import Script, script
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
+from octavo.terms.models import Event
 from octavo.terms.workers import WorkerInfo
 
 LEASE_MS = 700
 CAPACITY = 16
 STEP_S = 0.06
+POISON = "poison"
+"""The prompt of a job that kills its engine."""
+PROMPT_TOKENS = 3
 
 T = TypeVar("T")
 
@@ -58,6 +62,13 @@ class Worker:
             try:
                 return run_sync(self.redis, call)
             except (redis.ConnectionError, redis.TimeoutError, OSError):
+                time.sleep(0.05)
+
+    def stream(self, job_id: str) -> list[Event]:
+        while True:
+            try:
+                return read_stream_sync(self.redis, job_id)
+            except (redis.ConnectionError, redis.TimeoutError, OSError):  # one that loads its data, too
                 time.sleep(0.05)
 
     def main(self) -> None:
@@ -92,10 +103,17 @@ class Worker:
         )
         claims = self.ask(call)
         for claim in claims.jobs:
-            events = read_stream_sync(self.redis, claim.job_id)
-            chunks = [event.chunk for event in events if event.chunk]
+            chunks = [event.chunk for event in self.stream(claim.job_id) if event.chunk]
             self.jobs[claim.job_id] = Running(claim, chunks, claim.offset)
         self.draining = claims.solo_waiting_s > 0.5
+        if any(job.claim.request.prompt == POISON for job in self.jobs.values()):
+            self.crash()
+
+    def crash(self) -> None:
+        """The engine dies of what it computes."""
+        owned = [(job.claim.job_id, job.claim.token) for job in self.jobs.values()]
+        self.ask(fake.CELL.release(owned, why="crashed"))
+        self.jobs.clear()
 
     def step(self) -> None:
         items = []
@@ -118,8 +136,7 @@ class Worker:
             del self.jobs[item.job_id]
             return
         if reply.state == "rewind":  # only after lost writes, or in the mutant: another worker got ahead
-            events = read_stream_sync(self.redis, item.job_id)
-            job.chunks = [event.chunk for event in events if event.chunk]
+            job.chunks = [event.chunk for event in self.stream(item.job_id) if event.chunk]
             job.offset = reply.offset
             return
         row = [item.job_id, job.claim.attempt, item.start, len(item.chunk.token_ids)]
@@ -131,7 +148,7 @@ class Worker:
 
     def finish(self, job: Running) -> None:
         assert job.status is not None
-        terminal = Terminal(status=job.status, usage=Usage(completion_tokens=job.offset))
+        terminal = Terminal(status=job.status, usage=Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=job.offset))
         result = wire.encode_result(terminal, job.chunks)
         reply = self.ask(fake.CELL.finish(job.claim.job_id, job.claim.token, terminal, result))
         if reply.state == "rewind":

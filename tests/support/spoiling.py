@@ -15,6 +15,7 @@ from octavo.queue.calls import run_sync
 from octavo.queue.keys import Keys
 from octavo.queue.protocol import Append, Cell, Claim
 from octavo.queue.streams import parse_entries
+from octavo.queue.tenants.limits import TenantCell
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 from octavo.terms.models import JobRequest
@@ -62,7 +63,7 @@ def cases(connection: redis.Redis) -> Iterator[Case]:
         kind = connection.type(name)
         owners = _jobs_of(name)
         yield Case(f"{name!r} missing", lambda c, name=name: c.delete(name), owners)
-        for other in ("string", "list", "hash", "zset", "stream"):
+        for other in ("string", "list", "hash", "zset", "stream", "set"):
             if other.encode() != kind:
                 yield Case(f"{name!r} is a {other}", lambda c, name=name, o=other: _replace(c, name, o), owners)
         yield from _MEMBERS[kind](connection, name, owners)
@@ -85,6 +86,8 @@ def _replace(c: redis.Redis, name: bytes, kind: str) -> None:
             c.zadd(name, {"somebody": 1})
         case "stream":
             c.xadd(name, {"somebody": "else's"}, id="1-0")
+        case "set":
+            c.sadd(name, "somebody else's")
 
 
 def _string_cases(c: redis.Redis, name: bytes, owners: frozenset[str]) -> Iterator[Case]:
@@ -110,6 +113,13 @@ def _zset_cases(c: redis.Redis, name: bytes, owners: frozenset[str]) -> Iterator
             yield Case(f"{name!r} has {what} at {score}", lambda c, v=value, s=score: c.zadd(name, {v: s}), owners)
 
 
+def _set_cases(c: redis.Redis, name: bytes, owners: frozenset[str]) -> Iterator[Case]:
+    for member in c.smembers(name):
+        yield Case(f"{name!r} without {member!r}", lambda c, m=member: c.srem(name, m), owners)
+    for what, value in RUBBISH.items():
+        yield Case(f"{name!r} has {what}", lambda c, v=value: c.sadd(name, v), owners)
+
+
 def _list_cases(c: redis.Redis, name: bytes, owners: frozenset[str]) -> Iterator[Case]:
     for what, value in RUBBISH.items():
         yield Case(f"{name!r} has {what}", lambda c, v=value: c.lpush(name, v), owners)
@@ -132,6 +142,7 @@ _MEMBERS: dict[bytes, Callable[..., Iterator[Case]]] = {
     b"hash": _hash_cases,
     b"zset": _zset_cases,
     b"list": _list_cases,
+    b"set": _set_cases,
     b"stream": _stream_cases,
 }
 
@@ -143,6 +154,8 @@ class LiveCell:
         self.redis = connection
         self._card = ModelCard(name=MODEL, max_model_len=512, vocab_size=256, has_tokenizer=True, created_at=1.0)
         self.run(CELL.register_model(self._card))
+        limits = {"running": 1, "weight": 2000, "requests_per_minute": 10**6, "tokens_per_day": 10**9, "waiting": 1000}
+        self.run(TenantCell().change("kept", limits))
         self.ended = [self.enqueue() for _ in range(2)]
         for claim in self.claim(max_jobs=2).jobs:
             self.generate(claim)
@@ -158,7 +171,10 @@ class LiveCell:
         self.run(CELL.release([(back, claim.token)], why="back"))
         for _ in range(2):
             self.enqueue(priority="high", timeout_s=600.0, metadata={"a": "b"})
-        self.held = sorted(self.claim(max_jobs=3, idle=False).jobs, key=lambda claim: -claim.offset)
+        for _ in range(2):
+            self.enqueue(tenant="kept", priority="high")  # one runs, then the tenant is parked
+        self.held = sorted(self.claim(max_jobs=5, idle=False).jobs, key=lambda claim: -claim.offset)
+        assert len(self.held) == 4
         self.run(CELL.append([Append(claim.job_id, claim.token, claim.offset, half) for claim in self.held[1:]]))
         self.run(CELL.attach(self.held[0].job_id, "reader"))
         for tenant, priority in (("acme", "high"), ("acme", "normal"), ("zoo", "normal"), ("acme", "batch")):

@@ -52,7 +52,7 @@ local function serve()
   local function take(id, job, lane, virtual_time, risen)
     if job.lane == job.cls then
       if virtual_time then call('SET', key('V', job.cls, model), virtual_time, 'EX', 86400) end
-      leave_queue(id, job, tonumber(job.cost))
+      leave_queue(id, job, price_of(job, tonumber(job.cost)))
     else
       leave_queue(id, job, 0)
     end
@@ -158,10 +158,17 @@ local function serve()
     return suspects[1] and left - call('ZCARD', key('b', 'solo', model)) - call('ZCARD', key('bound', model)) or left
   end
 
+  -- Whether others may take of it: not while all that is left is of tenants at their caps.
+  local function is_work_left()
+    if count_left() <= 0 then return false end
+    return call('EXISTS', key('parked', model)) == 0 or lanes[1] ~= nil
+      or call('EXISTS', key('v', 'high', model), key('v', 'normal', model), key('v', 'batch', model)) > 0
+  end
+
   -- Work that is left may fit another worker, but must not wake this one over and over.
   local function tell_others()
     if #taken > 0 or call('SET', key('blocked', model), 1, 'NX', 'PX', 200) then
-      if count_left() > 0 then ring(model) end
+      if is_work_left() then ring(model) end
       if digest ~= '' and lanes[1] and call('EXISTS', key('b', lanes[1], model)) == 1 then ring(model, '=' .. digest) end
     end
   end
@@ -191,7 +198,8 @@ local function serve()
       if emptied then break end
     end
     if emptied and #taken == 0 and rooms.batch[1] > 0 and count_left() > 0 then
-      return redis.error_reply('DAMAGED jobs wait in no lane')
+      --- @include waking
+      if not look_after_parked(model) then return redis.error_reply('DAMAGED jobs wait in no lane') end
     end
   end
   for _, lane in ipairs(suspects) do

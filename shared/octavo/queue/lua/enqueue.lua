@@ -65,16 +65,16 @@ if queued >= new.cap_jobs then return full('jobs', queued, 0) end
 if bytes + size > new.cap_bytes then return full('bytes', 0, bytes) end
 
 local scopes = scopes_of(model, new.key)
-local texts = call('HMGET', key('lim', tenant), unpack(scopes))
-if of_tenant >= (limit_in(texts[1], 'waiting') or WAITING) then return full('waiting', of_tenant, 0) end
+local limits = limits_of(tenant, scopes)
+if of_tenant >= (limits[1] and limits[1].waiting or WAITING) then return full('waiting', of_tenant, 0) end
 local weight, charged, rates = nil, nil, {}
-if texts[1] or texts[2] or texts[3] then
+if next(limits) then
   --- @include charging
   --- @include caps
   -- A job that was accepted once, and which the server has forgotten, is accepted again.
-  local refusal = not new.again and beyond_caps(texts, new, model, size)
+  local refusal = not new.again and beyond_caps(limits, new, model, size)
   if refusal then return refusal[1] == 'full' and full(unpack(refusal, 2)) or refusal end
-  local buckets = drawn_on(scopes, texts, new.cost, new.batch)
+  local buckets = drawn_on(scopes, limits, new.cost, new.batch)
   if buckets[1] then
     refill_all(tenant, buckets)
     local lacking, wait = lacking_in(buckets)
@@ -85,7 +85,7 @@ if texts[1] or texts[2] or texts[3] then
     charged = draw(tenant, buckets)
     rates = rates_of(buckets)
   end
-  weight = limit_in(texts[1], 'weight')
+  weight = limits[1] and limits[1].weight
 end
 
 local job = {'st', 'queued', 'mdl', model, 'tn', tenant, 'cls', class, 'lane', class, 'n', 0, 'ep', 0, 'crashes', 0,
@@ -111,6 +111,7 @@ note('qt', new.queue_timeout_ms)
 note('idem', idem)
 note('key', new.key)
 note('chg', charged)
+note('w', weight ~= 1000 and weight)
 if new.several then note('run', new.again and 'an earlier one' or string.match(call('INFO', 'server'), 'run_id:(%x+)')) end
 call('HSET', key('j', id), unpack(job))
 if due < math.huge then call('ZADD', key('D'), due, id) end
@@ -124,6 +125,12 @@ end
 local place = {mdl = model, tn = tenant, cls = class}
 count_queued(place, 1)
 count(tenant, 'bytes', size)
-enter_class(id, place)
-ring(model)
+if new.attachment then
+  --- @include stored
+  note_stored(id, tenant, #new.attachment)
+end
+local has_cap = limits[1] and limits[1].running
+local is_parked = has_cap and call('SISMEMBER', key('pk', tenant), class .. ' ' .. model) == 1
+enter_class(id, place, is_parked)
+if not is_parked then ring(model) end
 return {'ok', id, 1, NOW, model, unpack(rates)}

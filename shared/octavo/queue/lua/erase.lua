@@ -13,6 +13,9 @@ local status = cancel(id, tenant)
 if status == '' then return '' end
 local hash = key('j', id)
 call('HDEL', hash, 'att')
+--- @include stored
+local its_tenant = read(id, 'tn')
+if its_tenant then forget_stored(id, its_tenant) end
 call('HSET', hash, 'era', 1)
 if not ENDED[status] then
   call('HSET', hash, 'ret', LEFT_S .. ' ' .. LEFT_S .. ' ' .. LEFT_S)

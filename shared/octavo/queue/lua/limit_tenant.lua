@@ -5,6 +5,7 @@
 --         that goes
 -- Reply   the limits of the scope now, ' <name>=<number>...'
 --- @include limits
+--- @include parking
 local asked = cmsgpack.unpack(ARGV[1])
 local tenant, scope = asked.tenant, asked.scope
 local hash, limits, names = key('lim', tenant), {}, {}
@@ -19,4 +20,5 @@ local text = ''
 for _, name in ipairs(names) do text = text .. ' ' .. name .. '=' .. limits[name] end
 if text == '' then call('HDEL', hash, scope) else call('HSET', hash, scope, text) end
 call('ZADD', key('limited'), 0, tenant)
+if asked.values.running then unpark(tenant) end
 return text

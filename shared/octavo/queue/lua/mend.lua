@@ -23,9 +23,13 @@ local KINDS = {
   btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset', k = 'hash', ks = 'zset', ka = 'hash', kas = 'zset',
   pj = 'hash', pjs = 'zset', he = 'hash', endpoints = 'zset', hs = 'hash', hd = 'hash',
   hq = 'zset', hl = 'zset', hf = 'zset', hr = 'zset', ht = 'zset', ho = 'zset', hc = 'hash',
-  lim = 'hash', bk = 'hash', limited = 'zset', use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset',
+  lim = 'hash', bk = 'hash', limited = 'zset', pk = 'set', kept = 'hash', parked = 'zset',
+  use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset',
 }
-local TOLD_AGAIN = {q = true, bound = true, fq = true, hs = true, hq = true, hl = true, hf = true, hr = true, ht = true, ho = true}
+local TOLD_AGAIN = {
+  q = true, bound = true, fq = true, pk = true, parked = true, kept = true, hs = true, hq = true, hl = true, hf = true,
+  hr = true, ht = true, ho = true,
+}
 local NUMBER = {V = true, lf = true, seq = true}
 
 local last = key('mended')
@@ -86,6 +90,7 @@ local function put_back(id, job)
     local at = tonumber(call('ZSCORE', name, id) or NOW)
     if not (at >= 0 and at <= NOW + 60000) then at = NOW end
     call('ZADD', name, at, id)
+    bump(key('q', job.tn), 'back', 1)
     if digest then
       call('ZADD', key('bound', job.mdl), at, id)
       ring(job.mdl, '=' .. digest)
@@ -132,11 +137,14 @@ mend_projects(of_tenants.pj)
 mend_endpoints(endpoints)
 mend_deliveries(deliveries)
 --- @include mending_usage
+--- @include stored
 mend_usage(used)
 
 for _, id in ipairs(jobs) do
   local tenant, of_batch = read(id, 'tn', 'bt')
   if tenant then list_job(id, tenant, of_batch) end
+  local attached = tenant and read(id, 'att')
+  if attached then note_stored(id, tenant, #attached) end
   if of_batch then put_into_batch(id, of_batch, is_ended(id)) end
   if not is_ended(id) then
     local job = intact(id)

@@ -11,6 +11,7 @@
 --- @include intact
 --- @include live
 --- @include listing
+--- @include stored
 local LIMIT = 100
 local function due(set) return call('ZRANGEBYSCORE', key(set), '-inf', NOW, 'LIMIT', 0, LIMIT) end
 
@@ -83,6 +84,7 @@ for _, member in ipairs(due('x')) do
   if tenant == '' then tenant = read(id, 'tn') or '?' end
   call('ZREM', key('x'), member, id .. ' ' .. tenant)
   unlist_job(id, tenant)
+  forget_stored(id, tenant)
 end
 call('ZREMRANGEBYSCORE', key('workers'), '-inf', NOW - 60000)
 publish()

@@ -21,6 +21,7 @@ _FULL = {
     "jobs": "the queue is full",
     "bytes": "the queue holds too many bytes",
     "waiting": "this tenant has too many queued jobs",
+    "stored_bytes": "this tenant has stored too many bytes: delete some responses, or let them expire",
     "waiting_bytes": "this tenant's unfinished jobs hold too many bytes",
 }
 _UNITS = {

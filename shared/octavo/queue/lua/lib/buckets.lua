@@ -8,11 +8,11 @@ local BUCKETS = {
 }
 
 -- The bucket of a limit, nil where there is none. `mark` is how a job notes that it has drawn on it.
-local function bucket_of(scopes, texts, scope, kind)
+local function bucket_of(scopes, limits, scope, kind)
   local name, period_ms = BUCKETS[kind][1], BUCKETS[kind][2]
-  local limit = limit_in(texts[scope], name)
+  local limit = limits[scope] and limits[scope][name]
   if not limit then return nil end
-  local capacity = limit_in(texts[scope], name .. '_capacity') or limit
+  local capacity = limits[scope][name .. '_capacity'] or limit
   return {field = scopes[scope] .. ' ' .. name, mark = scope .. kind, scope = scope, kind = kind, name = name,
     capacity = capacity, rate = limit / period_ms}
 end

@@ -3,11 +3,11 @@
 local ALMOST = 1e-6  -- of a token: a wait is computed, and a level is a sum
 
 -- Buckets of the narrowest scope first. Those of a day for batches are drawn on by lines of batches alone.
-local function drawn_on(scopes, texts, tokens, is_line)
+local function drawn_on(scopes, limits, tokens, is_line)
   local buckets = {}
   for scope = #scopes, 1, -1 do
-    for kind = 1, texts[scope] and #BUCKETS or 0 do
-      local bucket = (kind < 4 or is_line) and bucket_of(scopes, texts, scope, kind)
+    for kind = 1, limits[scope] and (is_line and 4 or 3) or 0 do
+      local bucket = bucket_of(scopes, limits, scope, kind)
       if bucket then
         bucket.takes = kind == 1 and 1 or tokens
         -- Half of each is left to requests whose answers are awaited.

@@ -35,6 +35,12 @@ local function end_damaged(id, known)
   if job.tn then
     if job.st == 'running' then count(job.tn, 'running', -1) end
     if job.st == 'queued' and job.mdl then count_queued(job, -1) end
+    --- @include stored
+    forget_stored(id, job.tn)
+    if call('EXISTS', key('pk', job.tn)) == 1 then
+      --- @include parking
+      unpark(job.tn)
+    end
     if is_number(job.bytes) then count(job.tn, 'bytes', -job.bytes) end
     if job.mdl and is_number(job.n) and is_number(job.ct) and (not job.sts or is_number(job.sts)) then
       --- @include usage

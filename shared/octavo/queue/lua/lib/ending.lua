@@ -17,7 +17,7 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts')
+    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
@@ -36,6 +36,11 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
     count(job.tn, 'running', -1)
   end
   if tonumber(job.ep) > 0 then refund(job) end
+  if call('EXISTS', key('pk', job.tn)) == 1 then
+    --- @include running
+    --- @include parking
+    if not is_at_cap(job.tn) then unpark(job.tn) end
+  end
   count(job.tn, 'bytes', -tonumber(job.bytes))
   if job.chg then
     --- @include settling

@@ -24,6 +24,7 @@ local function requeue(id, job, kind, at)
   call('HSET', hash, 'st', 'queued', 'lane', lane)
   call('ZREM', key('L'), id)
   count(job.tn, 'running', -1)
+  bump(key('q', job.tn), 'back', 1)
   count_queued(job, 1)
   call('ZADD', key('b', lane, job.mdl), kind == 'resume' and at * (SHARE[job.cls] or 1) or at, id)
   if lane == kind then return ring(job.mdl) end

@@ -7,6 +7,20 @@ local function scopes_of(model, api_key)
   return {'*', 'm ' .. model, 'k ' .. (api_key or '')}
 end
 
+-- Limits of each scope by name; none of a scope without any.
+local function limits_of(tenant, scopes)
+  local texts, limits = call('HMGET', key('lim', tenant), unpack(scopes)), {}
+  for i = 1, #scopes do
+    if texts[i] then
+      local found = {}
+      for name, value in string.gmatch(texts[i], ' ([%l_]+)=(%d+)') do found[name] = tonumber(value) end
+      limits[i] = found
+    end
+  end
+  return limits
+end
+
+-- One limit, where no other is needed.
 local function limit_in(text, name)
   return text and tonumber(string.match(text, ' ' .. name .. '=(%d+)'))
 end

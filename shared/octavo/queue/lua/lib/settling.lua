@@ -8,9 +8,9 @@ end
 local function settle(job, used)
   local unused = tonumber(job.cost) - used
   local scopes = scopes_of(job.mdl, job.key)
-  local texts, buckets = call('HMGET', key('lim', job.tn), unpack(scopes)), {}
+  local limits, buckets = limits_of(job.tn, scopes), {}
   for scope, kind in string.gmatch(job.chg, '([1-3])([2-4])') do
-    local bucket = bucket_of(scopes, texts, tonumber(scope), tonumber(kind))
+    local bucket = bucket_of(scopes, limits, tonumber(scope), tonumber(kind))
     if bucket then buckets[#buckets + 1] = bucket end
   end
   if not buckets[1] then return end

@@ -2,6 +2,7 @@
 --- @include job
 --- @include lanes
 --- @include rooms
+--- @include running
 -- Which job is next: by class, inside a class those that come back first, then the tenant that got least.
 local PATIENCE = {normal = 8, batch = 32}  -- a class passed over so often goes next
 local passed = nil
@@ -94,9 +95,14 @@ local function next_job()
     local lane, returned = coming_back(class)
     if returned then return returned, lane, class, heads, risen end
     local tenant = heads[class][1]
-    local id = call('ZRANGE', key('b', class, tenant, model), 0, 0)[1]
-    if id then return id, class, class, heads, risen end
-    call('ZREM', key('v', class, model), tenant)  -- it has no backlog
+    if is_at_cap(tenant) then
+      --- @include parking
+      park(class, tenant, model)
+    else
+      local id = call('ZRANGE', key('b', class, tenant, model), 0, 0)[1]
+      if id then return id, class, class, heads, risen end
+      call('ZREM', key('v', class, model), tenant)  -- it has no backlog
+    end
     turns[class] = nil
   end
 end

@@ -1,0 +1,35 @@
+--- @include running
+--- @include parking
+-- What a claim does that finds nothing, while jobs wait: a tenant that is parked for no reason comes back.
+local LOOKED_AT = 8
+
+-- Nothing comes back anywhere, so no job is counted as coming back.
+local function forget_back(tenant)
+  if not call('HGET', key('q', tenant), 'back') then return end
+  for _, name in ipairs(call('HKEYS', key('models'))) do
+    if call('EXISTS', key('b', 'resume', name), key('b', 'solo', name), key('bound', name)) > 0 then return end
+  end
+  call('HDEL', key('q', tenant), 'back')
+end
+
+-- More jobs than all that run or wait are none.
+local function is_counted_wrong(tenant)
+  local running, back = unpack(call('HMGET', key('q', tenant), 'running', 'back'))
+  return tonumber(running or 0) > call('ZCARD', key('L')) or tonumber(back or 0) > call('ZCARD', key('jobs'))
+end
+
+-- Whether any tenant is parked, of those that were looked at longest ago, and its jobs are counted right.
+local function look_after_parked(model)
+  local places = call('ZRANGE', key('parked', model), 0, LOOKED_AT - 1)
+  for _, place in ipairs(places) do
+    local class, tenant = string.match(place, '^(%l+) (.+)$')
+    if tenant then
+      forget_back(tenant)
+      if is_counted_wrong(tenant) then return false end
+      if is_at_cap(tenant) then park(class, tenant, model) else unpark_one(class, tenant, model) end
+    else
+      call('ZREM', key('parked', model), place)
+    end
+  end
+  return places[1] ~= nil
+end
