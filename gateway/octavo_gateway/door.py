@@ -59,6 +59,7 @@ class Entry:
 
     All jobs have the same grammar and tools. `grammar_field` and `tool_schema` say where these stand in the request,
     the latter with braces for the tool's number. An attachment is that of a single job. `follow`: events are read next.
+    `background`: for webhooks, its end is that of a response.
     """
 
     jobs: Sequence[JobRequest]
@@ -68,6 +69,7 @@ class Entry:
     repeatable: Repeatable | None = None
     attachment: bytes = b""
     follow: bool = True
+    background: bool = False
 
 
 class LiveModels:
@@ -146,6 +148,7 @@ class Door:
                     follow=entry.follow,
                     attachment=entry.attachment,
                     fingerprint=fingerprint,
+                    background=entry.background,
                 )
             ]
         answers = await self._client.submit_many(
