@@ -47,7 +47,7 @@ class Receiver:
         self.open_now += 1
         self.most_open = max(self.most_open, self.open_now)
         try:
-            with suppress(ConnectionError, asyncio.IncompleteReadError):
+            with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 await self._answer(reader, writer)
         finally:
             self.open_now -= 1
