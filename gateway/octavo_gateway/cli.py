@@ -14,6 +14,7 @@ from octavo.queue.address import parse_address
 from octavo.queue.connection import default_url
 from octavo.service.flags import bad_flag, flags_of
 from octavo.service.ports import refusal
+from octavo.service.webhooks.addresses import Networks
 from octavo.terms.errors import ServerUnavailable
 from octavo_gateway.auth.keyring import Keyring
 from octavo_gateway.files.beside import start_clerk
@@ -32,7 +33,8 @@ def gateway(**given: Any) -> None:
     try:
         settings = GatewaySettings()
         Keyring.of(settings)
-        settings.master_secret()
+        secret = settings.master_secret()
+        Networks(settings.webhook_networks)
         parse_address(settings.redis_url or default_url())
     except ValidationError as error:
         raise bad_flag(error) from None
@@ -45,7 +47,7 @@ def gateway(**given: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="octavo-metrics-") as metrics:
         if settings.workers > 1:
             os.environ[MULTIPROCESS_DIR] = metrics
-        if settings.files is not None and settings.clerk:
+        if settings.clerk and (settings.files is not None or secret is not None):
             start_clerk()
         _serve(settings)
 

@@ -58,6 +58,7 @@ class Entry:
 
     All jobs have the same grammar and tools. `grammar_field` and `tool_schema` say where these stand in the request,
     the latter with braces for the tool's number. An attachment is that of a single job. `follow`: events are read next.
+    `background`: for webhooks, its end is that of a response.
     """
 
     jobs: Sequence[JobRequest]
@@ -67,6 +68,7 @@ class Entry:
     repeatable: Repeatable | None = None
     attachment: bytes = b""
     follow: bool = True
+    background: bool = False
 
 
 class Door:
@@ -134,6 +136,7 @@ class Door:
                     attachment=entry.attachment,
                     fingerprint=fingerprint,
                     key_id=key_id,
+                    background=entry.background,
                 )
             ]
         answers = await self._client.submit_many(

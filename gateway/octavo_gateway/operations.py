@@ -23,7 +23,10 @@ _EXAMPLES_OF_PATHS = {
     "project_id": "acme",
     "service_account_id": "svc_acct_01ARZ3NDEKTSV4RRFFQ69G5FAV",
     "api_key_id": "key_01ARZ3NDEKTSV4RRFFQ69G5FAV",
+    "webhook_endpoint_id": "we_01ARZ3NDEKTSV4RRFFQ69G5FAV",
 }
+
+_HOOK = "/v1/webhook_endpoints/{webhook_endpoint_id}"
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,36 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         },
     ),
     ("get", "/v1/batches"): Operation("listBatches", "List batches"),
+    ("get", "/v1/webhook_event_types"): Operation("listWebhookEventTypes", "List types of events"),
+    ("post", "/v1/webhook_endpoints"): Operation(
+        "createWebhookEndpoint",
+        "Create a webhook endpoint",
+        {
+            "ends of batches": {
+                "name": "nightly",
+                "url": "https://example.com/hooks",
+                "event_types": ["batch.completed", "batch.failed"],
+            }
+        },
+    ),
+    ("get", "/v1/webhook_endpoints"): Operation("listWebhookEndpoints", "List webhook endpoints"),
+    ("get", _HOOK): Operation("retrieveWebhookEndpoint", "Look at a webhook endpoint"),
+    ("post", _HOOK): Operation(
+        "updateWebhookEndpoint", "Change a webhook endpoint", {"another name": {"name": "weekly"}}
+    ),
+    ("delete", _HOOK): Operation("deleteWebhookEndpoint", "Delete a webhook endpoint"),
+    ("post", f"{_HOOK}/rotate_secret"): Operation(
+        "rotateWebhookSecret",
+        "Give an endpoint another secret",
+        {"both sign for a day": {"keep_old_secret_active_for_24_hours": True}},
+    ),
+    ("post", f"{_HOOK}/test"): Operation(
+        "testWebhookEndpoint", "Send a sample event", {"an event": {"event_type": "batch.completed"}}
+    ),
+    ("get", f"{_HOOK}/deliveries"): Operation("listWebhookDeliveries", "List deliveries of an endpoint"),
+    ("post", f"{_HOOK}/resend"): Operation(
+        "resendWebhookDeliveries", "Send again what failed to the end", {"all of it": {}}
+    ),
     ("get", "/v1/batches/{batch_id}"): Operation("retrieveBatch", "Look at a batch"),
     ("post", "/v1/batches/{batch_id}/cancel"): Operation("cancelBatch", "Cancel a batch"),
     ("get", "/v1/models"): Operation("listModels", "List models"),

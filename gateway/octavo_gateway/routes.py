@@ -14,6 +14,13 @@ from octavo.dialects.anthropic.body import CountRequest, MessagesRequest
 from octavo.dialects.openai.batch.objects import BatchRequest
 from octavo.dialects.openai.requests import ChatCompletionRequest, CompletionRequest
 from octavo.dialects.openai.responses.requests import ResponseRequest
+from octavo.dialects.openai.webhooks import (
+    EndpointRequest,
+    EndpointUpdate,
+    ResendRequest,
+    RotateRequest,
+    WebhookTestRequest,
+)
 from octavo.dialects.ui.body import UiChatRequest
 from octavo.terms.models import JobRequest
 from octavo_gateway import tokenizer
@@ -42,15 +49,17 @@ from octavo_gateway.page import routes as pages
 from octavo_gateway.status import health, workers
 from octavo_gateway.tokenizer import DetokenizeRequest, TokenizeRequest
 from octavo_gateway.ui import routes as ui
+from octavo_gateway.webhooks import routes as webhooks
 
 _PARTS = (
-    *(jobs, tokens, durable, chat, completions, responses, files, batches, models),
+    *(jobs, tokens, durable, chat, completions, responses, files, batches, models, webhooks),
     *(ui, anthropic, tokenizer, workers, health, pages, projects, accounts, keys, limits, usage),
 )
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
     *(TokenizeRequest, DetokenizeRequest, ResponseRequest, TokenRequest, BatchRequest, LimitRequest),
     *(ProjectRequest, ProjectChange, AccountRequest, AccountChange, KeyRequest, KeyChange, KeyRotation),
+    *(EndpointRequest, EndpointUpdate, RotateRequest, WebhookTestRequest, ResendRequest),
 )
 """Bodies that routes read themselves, so that FastAPI does not know of them."""
 

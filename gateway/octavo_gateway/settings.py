@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import AliasChoices, Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from octavo.service.lists import Names
 from octavo.terms.fields import MAX_BODY_BYTES
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.secret import Secret
-
-
-def _split(value: object) -> object:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-"""Written with commas between them."""
 
 
 class GatewaySettings(BaseSettings):
@@ -44,8 +37,8 @@ class GatewaySettings(BaseSettings):
     )
     secret: SecretStr | None = Field(
         None,
-        description="Secret of all gateways, a line each: the first signs, all verify. Read tokens need it, and the "
-        "keys that the server keeps.",
+        description="Secret of all gateways, a line each: the first signs, all verify. Read tokens, webhooks, and the "
+        "keys that the server keeps need it.",
     )
     secret_file: Path | None = Field(None, description="File with one secret a line, added to the above.")
     operators: Names = Field(
@@ -77,10 +70,15 @@ class GatewaySettings(BaseSettings):
         "there are no files and no batches.",
     )
     clerk: bool = Field(
-        True, description="Start a clerk beside the gateway, where there are files. Without it, run `octavo clerk`."
+        True,
+        description="Start a clerk beside the gateway, with files or a secret. Without it, run `octavo clerk`.",
     )
     max_files_bytes_per_tenant: PositiveInt = Field(
         10_000_000_000, description="Bytes of files that a tenant may keep."
+    )
+    webhook_http: bool = Field(False, description="Webhooks may go to `http://` addresses, too.")
+    webhook_networks: Names = Field(
+        (), description="Networks in CIDR notation that webhooks may reach besides public addresses, comma-separated."
     )
     stream_ttl: PositiveInt = Field(
         Retention.stream_s, description="Seconds that a finished job's stream is kept as it was."

@@ -13,6 +13,7 @@ from typing import Any
 from octavo import AsyncClient
 from octavo.client.batches import BatchClient
 from octavo.client.keys import KeyClient
+from octavo.client.webhooks import WebhookClient
 from octavo.terms.api_keys import KeyDigests
 from octavo.terms.errors import OctavoError
 from octavo.terms.read_tokens import ReadTokens
@@ -25,6 +26,7 @@ from octavo_gateway.door import Door
 from octavo_gateway.files.kept import Kept
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
+from octavo_gateway.webhooks.endpoints import Endpoints
 
 _PROBE_S = 1.0
 _LOADED_AT_ONCE = 2  # results, each of which may have megabytes
@@ -78,6 +80,7 @@ class Gateway:
         self.cards = Cards(client)
         self.door = Door(client, metrics, self.cards, waits_for_workers=settings.wait_for_workers)
         self.files = Kept(settings.files, BatchClient(settings.redis_url, watch=metrics.saw))
+        self.webhooks = Endpoints(settings, secret, WebhookClient(settings.redis_url, watch=metrics.saw))
         self.reader = ThreadPoolExecutor(1, "reader")
         self.loading = asyncio.Semaphore(_LOADED_AT_ONCE)
         self.draining = asyncio.Event()
@@ -104,4 +107,5 @@ class Gateway:
         self.reader.shutdown(wait=False, cancel_futures=True)
         await self.files.client.close()
         await self.keys.close()
+        await self.webhooks.client.close()
         await self.client.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
@@ -252,3 +253,11 @@ def test_tokens_of_several_sequences_are_sent_as_such():
         for index in range(job.claim.request.sampling.width if not sampling else n):
             job.accept(TokenOutput(job.request_id, index, 50, finish_reason="length"))
         assert {item.several for item in job.unsent()} == {n > 1}
+
+
+@pytest.mark.parametrize(("reasons", "is_cut"), [(("stop", "stop"), False), (("stop", "length"), True)])
+def test_a_job_is_cut_if_a_limit_ended_a_sequence(reasons: tuple[str, str], is_cut: bool) -> None:
+    job = new_job(2)
+    for index, reason in enumerate(reasons):
+        job.accept(TokenOutput(job.request_id, index, 80, finish_reason=reason))
+    assert job.is_cut == is_cut

@@ -44,10 +44,10 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 2470,
+    "octavo.cli": 2560,
     "octavo_worker.bench": 1860,
     "octavo_worker.assembly": 1570,
-    "octavo_gateway": 6540,
+    "octavo_gateway": 6850,
     "octavo_worker.agent": 4930,
     "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
@@ -56,15 +56,15 @@ BUDGETS = {
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1390,
     "octavo_kernels": 4000,
-    "octavo.service": 3780,
-    "octavo.dialects": 7730,
-    "octavo.client": 2290,
-    "octavo.queue": 4720,
-    "octavo.terms": 2180,
+    "octavo.service": 4480,
+    "octavo.dialects": 7800,
+    "octavo.client": 2500,
+    "octavo.queue": 4900,
+    "octavo.terms": 2230,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 62_000
+MOST_LINES_IN_ALL = 64_000
 
 
 def lines_of(room: str) -> int:

@@ -188,7 +188,8 @@ class ScriptedWorker:
             prompt_logprobs=self._prompt_logprobs(request, prompt),
         )
         result = wire.encode_result(terminal, chunks)
-        await run(self._redis, self._cell.finish(claim.job_id, claim.token, terminal, result))
+        is_cut = any(chunk.finish_reason == "length" for chunk in chunks)
+        await run(self._redis, self._cell.finish(claim.job_id, claim.token, terminal, result, is_cut=is_cut))
         self._owned.pop(claim.job_id, None)
 
     def _refusal(self, request: JobRequest, prompt: int) -> JobError | None:

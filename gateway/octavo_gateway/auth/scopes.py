@@ -20,6 +20,7 @@ class Open(Enum):
 
 
 _PROJECT = "/v1/organization/projects/{project_id}"
+_HOOK = "/v1/webhook_endpoints/{webhook_endpoint_id}"
 _ACCOUNT = f"{_PROJECT}/service_accounts/{{service_account_id}}"
 
 ROUTES: dict[tuple[str, str], Scope | Open] = {
@@ -54,6 +55,16 @@ ROUTES: dict[tuple[str, str], Scope | Open] = {
     ("GET", "/v1/batches"): Scope.BATCHES,
     ("GET", "/v1/batches/{batch_id}"): Scope.BATCHES,
     ("POST", "/v1/batches/{batch_id}/cancel"): Scope.BATCHES,
+    ("GET", "/v1/webhook_event_types"): Scope.WEBHOOKS,
+    ("GET", "/v1/webhook_endpoints"): Scope.WEBHOOKS,
+    ("POST", "/v1/webhook_endpoints"): Scope.WEBHOOKS,
+    ("GET", _HOOK): Scope.WEBHOOKS,
+    ("POST", _HOOK): Scope.WEBHOOKS,
+    ("DELETE", _HOOK): Scope.WEBHOOKS,
+    ("POST", f"{_HOOK}/rotate_secret"): Scope.WEBHOOKS,
+    ("POST", f"{_HOOK}/test"): Scope.WEBHOOKS,
+    ("GET", f"{_HOOK}/deliveries"): Scope.WEBHOOKS,
+    ("POST", f"{_HOOK}/resend"): Scope.WEBHOOKS,
     ("GET", "/v1/models"): Open.TO_ANY_KEY,
     ("GET", "/v1/models/{name:path}"): Open.TO_ANY_KEY,
     ("GET", "/v1/workers"): Open.TO_ANY_KEY,

@@ -58,6 +58,7 @@ async def create(
             repeatable=repeatable,
             attachment=attachment,
             follow=body.stream or not body.background,
+            background=bool(body.background),
         ),
         request,
     )

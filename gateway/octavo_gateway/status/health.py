@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo_gateway.errors import UNAVAILABLE
 from octavo_gateway.state import Gateway
-from octavo_gateway.status.metrics import render_batches, render_fleet
+from octavo_gateway.status.metrics import render_batches, render_fleet, render_webhooks
 
 router = APIRouter(tags=["health"])
 
@@ -64,4 +64,5 @@ async def metrics(request: Request) -> Response:
     except ServerUnavailable:
         fleet = render_fleet(None, None)
     fleet += render_batches(*await gateway.files.batches_open())
+    fleet += render_webhooks(await gateway.webhooks.backlog())
     return Response(gateway.metrics.render() + fleet, media_type=CONTENT_TYPE_LATEST)

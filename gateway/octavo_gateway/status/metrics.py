@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from octavo.queue.calls import Transition
+from octavo.queue.webhooks.reading import Backlog
 from octavo.terms.workers import WorkerInfo
 
 MULTIPROCESS_DIR = "PROMETHEUS_MULTIPROC_DIR"
@@ -206,6 +207,19 @@ def render_batches(owned: int, waiting: int) -> bytes:
     for state, count in (("owned", owned), ("waiting", waiting)):
         family.add_metric([state], count)
     registry.register(_Snapshot([family]))
+    return generate_latest(registry)
+
+
+def render_webhooks(backlog: Backlog) -> bytes:
+    """Deliveries of webhooks: those that wait, how late the oldest is, and those that were given up."""
+    registry = CollectorRegistry()
+    waiting, oldest = "octavo_webhook_deliveries_waiting", "octavo_webhook_oldest_due_seconds"
+    families = [
+        GaugeMetricFamily(waiting, "Deliveries that wait for a try.", value=backlog.waiting),
+        GaugeMetricFamily(oldest, "Seconds since the oldest of them was due.", value=backlog.oldest_s),
+        CounterMetricFamily("octavo_webhook_failures", "Deliveries that were given up.", value=backlog.failed),
+    ]
+    registry.register(_Snapshot(families))
     return generate_latest(registry)
 
 

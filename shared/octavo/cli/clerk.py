@@ -14,7 +14,8 @@ from octavo.service.flags import bad_flag, flags_of
 
 @flags_of(ClerkSettings)
 def clerk(**given: Any) -> None:
-    """Work on batches: validate, submit, collect, finish. `octavo gateway` starts one; more may run anywhere."""
+    """Work on batches: validate, submit, collect, finish. And deliver webhooks. `octavo gateway` starts one; more may
+    run anywhere."""
     flags = {name: value for name, value in given.items() if value is not None}
     try:
         settings = ClerkSettings(**flags)

@@ -23,6 +23,7 @@ LISTED = {
     "run": Listed("Submit a prompt and stream the answer.", "octavo.cli.run", "run"),
     "jobs": Listed("List, show, follow, cancel and requeue jobs.", "octavo.cli.jobs", "app"),
     "batch": Listed("Files of requests: run one from here, or have the service run it.", "octavo.cli.batch", "app"),
+    "webhooks": Listed("List endpoints of webhooks and deliveries, send again.", "octavo.cli.webhooks", "app"),
     "prefix": Listed("Keep named prefixes in the KV memory of workers.", "octavo.cli.prefix", "app"),
     "keys": Listed("Make, list, rotate and revoke API keys that the server keeps.", "octavo.cli.keys", "app"),
     "tenants": Listed("Show and change limits of tenants.", "octavo.cli.tenants", "app"),
@@ -39,8 +40,8 @@ LISTED = {
         needs=("fastapi", "uvicorn", "pydantic_settings"),
     ),
     "clerk": Listed(
-        "Work on batches: validate, submit, collect, finish.",
-        needs=("pydantic_settings", "prometheus_client"),
+        "Work on batches: validate, submit, collect, finish. And deliver webhooks.",
+        needs=("pydantic_settings", "prometheus_client", "httpcore", "standardwebhooks"),
     ),
     "worker": Listed("Run a worker: claim jobs, generate, stream the tokens.", needs=_COMPUTING),
     "bench": Listed("Measure the engine alone, or the whole service.", needs=_COMPUTING),

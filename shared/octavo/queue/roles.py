@@ -106,7 +106,6 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "HGET": (_TRIED, "f"),
     "HINCRBY": (_TRIED, "f", "x"),
     "HMGET": (_TRIED, "f"),
-    "HSETNX": (_TRIED, "f", ""),
     "HSET": (_TRIED, "f", ""),
     "HSETNX": (_TRIED, "f", ""),
     "LINDEX": (_TRIED, 0),

@@ -25,12 +25,10 @@ if before then
   return out
 end
 
--- The delivery of an endpoint that is due first, if it has room for one.
+-- The delivery of an endpoint that is due first. It has its turn only while it has room for one.
 local function due(endpoint)
   local lapsed = call('ZRANGEBYSCORE', key('hl', endpoint), '-inf', NOW, 'LIMIT', 0, 1)[1]
-  if lapsed then return lapsed end
-  if call('ZCARD', key('hl', endpoint)) >= AT_ONCE then return end
-  return call('ZRANGEBYSCORE', key('hq', endpoint), '-inf', NOW, 'LIMIT', 0, 1)[1]
+  return lapsed or call('ZRANGEBYSCORE', key('hq', endpoint), '-inf', NOW, 'LIMIT', 0, 1)[1]
 end
 
 local taken = {}

@@ -86,6 +86,13 @@ class Gateway:
             while piece := answer.read(_PIECE_BYTES):
                 yield piece
 
+    def ask(self, method: str, path: str, name: str = "", rest: str = "", body: Any = None) -> dict[str, Any]:
+        """The answer to any request with a body of JSON or none, of what has a `name` below `path`."""
+        whole = path + (f"/{quote(name, safe='')}" if name else "") + (f"/{rest}" if rest else "")
+        if body is None:
+            return self._json(method, whole)
+        return self._json(method, whole, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
     def _json(self, method: str, path: str, data: Any = None, headers: dict[str, str] | None = None) -> dict[str, Any]:
         with self._open(method, path, data, headers or {}) as answer:
             found: dict[str, Any] = json.load(answer)

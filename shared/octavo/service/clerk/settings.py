@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field, PositiveInt
+from pydantic import AliasChoices, Field, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from octavo.service.lists import Names
 from octavo.terms.limits import Limits
+from octavo.terms.secret import Secret
 
 
 class ClerkSettings(BaseSettings):
@@ -22,7 +25,17 @@ class ClerkSettings(BaseSettings):
         description="Address of the Redis server. [default: REDIS_URL, the server of `octavo up`, redis://localhost:6379]",
     )
     files: str | None = Field(
-        None, repr=False, description="Where files are kept: the same as `OCTAVO_FILES` of the gateways."
+        None,
+        repr=False,
+        description="Where files are kept: the same as `OCTAVO_FILES` of the gateways. Without it, no batches.",
+    )
+    secret: SecretStr | None = Field(
+        None, description="Secret of all gateways, as they have it. Webhooks are signed with keys made from it."
+    )
+    secret_file: Path | None = Field(None, description="File with one secret a line, added to the above.")
+    webhook_http: bool = Field(False, description="Webhooks may go to `http://` addresses, too.")
+    webhook_networks: Names = Field(
+        (), description="Networks in CIDR notation that webhooks may reach besides public addresses, comma-separated."
     )
     clerk_lease: float = Field(
         15.0,
@@ -38,6 +51,10 @@ class ClerkSettings(BaseSettings):
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="`text`, `json`, or `auto`: text on a terminal, JSON elsewhere."
     )
+
+    def master_secret(self) -> Secret | None:
+        """Raises ValueError as `Secret.load` does."""
+        return Secret.load(self.secret.get_secret_value() if self.secret else None, self.secret_file)
 
     @property
     def limits(self) -> Limits:

@@ -28,7 +28,9 @@ local function mend_delivery(endpoint, event, lines)
   if not whole_number(due) or tonumber(due) > NOW + LATEST_MS then due = NOW end
   call('ZADD', key(token and 'hl' or 'hq', endpoint), token and NOW + GRACE_MS or due, event)
   count_waiting(1)
-  lines[endpoint] = tenant
+  local owner = call('HGET', key('he', endpoint), 'tn')
+  if owner and owner ~= tenant then call('HSET', hash, 'tn', owner) end
+  lines[endpoint] = owner or tenant
 end
 
 local function mend_deliveries(names)

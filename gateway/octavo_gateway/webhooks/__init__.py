@@ -1,0 +1,1 @@
+"""Webhook endpoints of tenants. A clerk delivers."""
