@@ -24,7 +24,7 @@ from octavo_gateway.durable import answers as durable
 from octavo_gateway.http.origins import Cors, OriginCheck, is_loopback
 from octavo_gateway.http.requests import HEADER, IGNORED, RequestLog
 from octavo_gateway.reaper import reap_forever
-from octavo_gateway.routes import add_routes
+from octavo_gateway.routes import add_routes, methods_and_paths
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.state import Gateway
 from octavo_gateway.status.metrics import Metrics
@@ -54,6 +54,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with _running(settings, keyring, secret) as gateway:
+            gateway.metrics.know_routes(methods_and_paths())
             yield {"gateway": gateway}
 
     app = FastAPI(
@@ -80,7 +81,7 @@ async def _running(settings: GatewaySettings, keyring: Keyring, secret: Secret |
     metrics = Metrics()
     client = AsyncClient(settings.redis_url, limits=settings.limits, retention=settings.retention, watch=metrics.saw)
     gateway = Gateway(settings, keyring, secret, client, metrics)
-    gateway.spawn(reap_forever(client, gateway.metrics))
+    gateway.spawn(reap_forever(client))
     if keyring.is_open and not is_loopback(settings.host):
         log.warning("no API keys: other hosts that reach %s may submit; --api-keys asks for one", settings.host)
     try:

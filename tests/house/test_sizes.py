@@ -56,15 +56,15 @@ BUDGETS = {
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1390,
     "octavo_kernels": 3880,
-    "octavo.service": 3780,
+    "octavo.service": 3820,
     "octavo.dialects": 7730,
     "octavo.client": 1900,
-    "octavo.queue": 3840,
-    "octavo.terms": 1970,
+    "octavo.queue": 3960,
+    "octavo.terms": 2760,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 58_100
+MOST_LINES_IN_ALL = 58_900
 
 
 def lines_of(room: str) -> int:

@@ -135,7 +135,7 @@ RULES = [
                 "python_multipart",
                 *CLIENT,
                 *shared("dialects", "service.flags", "service.ports", "service.storage", "service.children"),
-                *shared("service.server"),
+                *shared("service.server", "service.metrics"),
                 *PUBLIC_CLIENT,
             ),
         ),
@@ -154,7 +154,7 @@ RULES = [
         f"{WORKER}/agent",
         (
             *("redis", "msgspec", "pydantic", "tokenizers", "jinja2", *CLIENT, *shared("dialects"), *PUBLIC_CLIENT),
-            *worker("contract"),
+            *("prometheus_client", *shared("service.metrics"), *worker("contract")),
         ),
         but_not=("octavo_worker.contract.step",),
     ),

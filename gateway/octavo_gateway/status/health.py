@@ -12,7 +12,7 @@ from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo_gateway.auth import require_operator
 from octavo_gateway.errors import UNAVAILABLE
 from octavo_gateway.state import Gateway
-from octavo_gateway.status.metrics import render_batches, render_fleet
+from octavo_gateway.status.metrics import render_queue
 
 router = APIRouter(tags=["health"])
 
@@ -61,8 +61,10 @@ async def metrics(request: Request) -> Response:
     """Prometheus text format, for operators: it counts the jobs of all tenants."""
     gateway: Gateway = request.state.gateway
     try:
-        fleet = render_fleet(await gateway.client.workers(), await gateway.client.queue_depths())
-    except ServerUnavailable:
-        fleet = render_fleet(None, None)
-    fleet += render_batches(*await gateway.files.batches_open())
-    return Response(gateway.metrics.render() + fleet, media_type=CONTENT_TYPE_LATEST)
+        state, workers = await gateway.client.standing(), await gateway.client.workers()
+    except OctavoError:
+        queue = render_queue(None, (), (0, 0))
+    else:
+        gateway.metrics.know_models({model for model, _ in state.waiting})
+        queue = render_queue(state, workers, await gateway.files.batches_open())
+    return Response(gateway.metrics.render() + queue, media_type=CONTENT_TYPE_LATEST)

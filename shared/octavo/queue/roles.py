@@ -61,7 +61,7 @@ ROLES = (
     Role(
         "gateway",
         (*_OF_CLIENTS, "batch_cancel", "batch_create", "file_drop", "file_note", "probe", "reap"),
-        _READING + _ASKING + _OF_BATCHES,
+        (*_READING, *_ASKING, *_OF_BATCHES, "XLEN"),
     ),
     Role(
         "clerk",

@@ -20,7 +20,7 @@ local KINDS = {
   W = 'string', workers = 'zset', ['in'] = 'list', a = 'list', pins = 'hash', models = 'hash', reaper = 'hash',
   traits = 'hash', aliases = 'hash', ev = 'stream', dlq = 'stream', seq = 'string', died = 'string', bound = 'zset',
   f = 'hash', files = 'zset', fx = 'zset', fq = 'hash', mark = 'string', bt = 'hash', bto = 'zset', bte = 'zset',
-  btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset',
+  btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset', tally = 'hash',
 }
 local NUMBER = {V = true, lf = true, seq = true}
 

@@ -55,6 +55,7 @@
 --   P:btp:<id>            LIST   its parts that count
 --   P:bts  P:btL          ZSET   batches by the ms from which they may be taken, and at which their owner's lease ends
 --   P:batches             ZSET   all batches as P:jobs has jobs
+--   P:tally               HASH   takeovers:<model>, refused:<model>: counts since the server was set up
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
 --   P:probe               STRING written to find out whether the server takes writes (expires)
 --   P:tasks:<app>  P:tasks-sent:<app>  P:tasks-due:<app>  HASH, ZSET, ZSET  Celery tasks that wait for jobs
