@@ -63,6 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "node": lambda: _has_program("node"),
         "go": lambda: _has_program("go"),
         "rabbitmq": lambda: _has_program("rabbitmq-server"),
+        "promtool": lambda: _has_program("promtool"),
         "browser": lambda: browser() is not None,
         "npm": _has_packages,
     }

@@ -26,7 +26,7 @@ from octavo_gateway.http import rates
 from octavo_gateway.http.origins import Cors, OriginCheck, is_loopback
 from octavo_gateway.http.requests import HEADER, IGNORED, RequestLog
 from octavo_gateway.reaper import reap_forever
-from octavo_gateway.routes import add_routes
+from octavo_gateway.routes import add_routes, methods_and_paths
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.state import Gateway
 from octavo_gateway.status.metrics import Metrics
@@ -56,6 +56,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         async with _running(settings, keyring, secret) as gateway:
+            gateway.metrics.know_routes(methods_and_paths())
             yield {"gateway": gateway}
 
     app = FastAPI(
@@ -83,7 +84,7 @@ async def _running(settings: GatewaySettings, keyring: Keyring, secret: Secret |
     metrics = Metrics()
     client = AsyncClient(settings.redis_url, limits=settings.limits, retention=settings.retention, watch=metrics.saw)
     gateway = Gateway(settings, keyring, secret, client, metrics)
-    gateway.spawn(reap_forever(client, gateway.metrics))
+    gateway.spawn(reap_forever(client))
     if gateway.key_cache is not None and not keyring.is_open:
         gateway.spawn(gateway.key_cache.listen())
     if keyring.is_open and not is_loopback(settings.host):

@@ -8,20 +8,19 @@ import random
 
 from octavo import AsyncClient
 from octavo.terms.errors import OctavoError
-from octavo_gateway.status.metrics import Metrics
 
 INTERVAL_S = 0.8
 
 log = logging.getLogger(__name__)
 
 
-async def reap_forever(client: AsyncClient, metrics: Metrics) -> None:
+async def reap_forever(client: AsyncClient) -> None:
     """Until cancelled. While the server is away it only tries again."""
     reachable = True
     chance = random.Random()  # of its own: a seed of the module's generator stays in effect
     while True:
         try:
-            metrics.jobs_reclaimed.inc(await client.reap())
+            await client.reap()
             if not reachable:
                 log.info("the Redis server answers again")
             reachable = True

@@ -73,6 +73,12 @@ def add_routes(app: FastAPI) -> None:
     _complete_openapi(app)
 
 
+def methods_and_paths() -> list[tuple[str, str]]:
+    """All that clients may ask for but HEAD, each with the pattern of its path."""
+    routes = [route for part in _PARTS for route in part.router.routes if isinstance(route, APIRoute)]
+    return sorted({(method, route.path) for route in routes for method in route.methods or () if method != "HEAD"})
+
+
 def _answer_head(app: FastAPI, routes: Iterable[BaseRoute]) -> None:
     """HEAD on all that has GET, as HTTP has it: the server leaves the body off."""
     of_part = [route for route in routes if isinstance(route, APIRoute)]

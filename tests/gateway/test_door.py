@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("worker")
 
 
 async def submitted(http: httpx.AsyncClient) -> float:
-    return sample((await http.get("/metrics")).text, "octavo_jobs_submitted_total", model=MODEL)
+    return sample((await http.get("/metrics")).text, "octavo_jobs_submitted_total", model_name=MODEL)
 
 
 @pytest.mark.parametrize("kind", REQUESTS)

@@ -124,14 +124,6 @@ def test_what_is_not_run_says_why() -> None:
     assert table.items() >= REASONS.items()
 
 
-def test_every_metric_is_in_the_table() -> None:
-    source = (ROOT / "gateway/octavo_gateway/status/metrics.py").read_text()
-    text = (ROOT / "docs/metrics.md").read_text()
-    named = set(re.findall(r'"(octavo_[a-z0-9_]+)"', source))
-    assert named
-    assert [name for name in named if f"`{name}" not in text] == []
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("path", sorted({path for _, path in OPERATIONS if OPERATIONS[_, path].examples}))
 def test_the_examples_of_the_api_s_own_description_are_answered(up: Up, path: str) -> None:

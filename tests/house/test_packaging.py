@@ -18,6 +18,7 @@ import yaml
 from import_rules import imported, package_of
 from waiting import STALL_S
 
+from octavo.service.clerk.settings import ClerkSettings
 from octavo_gateway.settings import GatewaySettings
 from octavo_worker.assembly.settings import WorkerSettings
 
@@ -138,14 +139,16 @@ def test_compose_builds_targets_that_exist_and_sets_variables_that_are_settings(
         dockerfile = (ROOT / build["dockerfile"]).read_text()
         assert re.search(rf"^FROM \S+ AS {build['target']}$", dockerfile, flags=re.MULTILINE)
         assert (ROOT / "deploy" / build["context"]).resolve() == ROOT
-    for service, settings in (("worker", WorkerSettings), ("gateway", GatewaySettings)):
+    of_gateway = GatewaySettings.model_fields | ClerkSettings.model_fields  # its clerk has its environment
+    for service, settings in (("worker", WorkerSettings.model_fields), ("gateway", of_gateway)):
         for variable in COMPOSE[service]["environment"]:
-            assert variable == "REDIS_URL" or variable.removeprefix("OCTAVO_").lower() in settings.model_fields
+            assert variable == "REDIS_URL" or variable.removeprefix("OCTAVO_").lower() in settings
 
 
 def test_compose_opens_no_port_without_a_key() -> None:
     published = {name: service["ports"] for name, service in COMPOSE.items() if "ports" in service}
-    assert list(published) == ["gateway"]
+    assert published.keys() == {"gateway", "prometheus", "grafana"}
+    assert all(port.startswith("127.0.0.1:") for name in ("prometheus", "grafana") for port in published[name])
     assert all(port.startswith("${OCTAVO_ADDRESS:-127.0.0.1}:") for port in published["gateway"])
     assert COMPOSE["gateway"]["environment"]["OCTAVO_API_KEYS"].startswith("${OCTAVO_API_KEYS:?")
 

@@ -56,15 +56,15 @@ BUDGETS = {
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1390,
     "octavo_kernels": 4000,
-    "octavo.service": 4480,
+    "octavo.service": 4600,
     "octavo.dialects": 7800,
     "octavo.client": 2500,
-    "octavo.queue": 4900,
-    "octavo.terms": 2230,
+    "octavo.queue": 5100,
+    "octavo.terms": 3090,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 64_000
+MOST_LINES_IN_ALL = 65_300
 
 
 def lines_of(room: str) -> int:

@@ -137,7 +137,7 @@ RULES = [
                 *CLIENT,
                 *shared("dialects", "service.flags", "service.ports", "service.storage", "service.children"),
                 *shared("service.lists", "service.webhooks"),
-                *shared("service.server"),
+                *shared("service.server", "service.metrics"),
                 *PUBLIC_CLIENT,
             ),
         ),
@@ -156,7 +156,7 @@ RULES = [
         f"{WORKER}/agent",
         (
             *("redis", "msgspec", "pydantic", "tokenizers", "jinja2", *CLIENT, *shared("dialects"), *PUBLIC_CLIENT),
-            *worker("contract"),
+            *("prometheus_client", *shared("service.metrics"), *worker("contract")),
         ),
         but_not=("octavo_worker.contract.step",),
     ),

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo_gateway.errors import UNAVAILABLE
 from octavo_gateway.state import Gateway
-from octavo_gateway.status.metrics import render_batches, render_fleet, render_webhooks
+from octavo_gateway.status.metrics import Seen, render_queue
 
 router = APIRouter(tags=["health"])
 
@@ -60,9 +60,11 @@ async def metrics(request: Request) -> Response:
     """Prometheus text format, for operators: it counts the jobs of all tenants."""
     gateway: Gateway = request.state.gateway
     try:
-        fleet = render_fleet(await gateway.client.workers(), await gateway.client.queue_depths())
-    except ServerUnavailable:
-        fleet = render_fleet(None, None)
-    fleet += render_batches(*await gateway.files.batches_open())
-    fleet += render_webhooks(await gateway.webhooks.backlog())
-    return Response(gateway.metrics.render() + fleet, media_type=CONTENT_TYPE_LATEST)
+        state, workers = await gateway.client.standing(), await gateway.client.workers()
+    except OctavoError:
+        queue = render_queue(None)
+    else:
+        gateway.metrics.know_models({model for model, _ in state.waiting})
+        batches, deliveries = await gateway.files.batches_open(), await gateway.webhooks.backlog()
+        queue = render_queue(Seen(state, workers, batches, deliveries))
+    return Response(gateway.metrics.render() + queue, media_type=CONTENT_TYPE_LATEST)

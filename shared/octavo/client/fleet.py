@@ -14,6 +14,7 @@ from octavo.queue.connection import answered, errors_of
 from octavo.queue.fleet import known_models, live_workers, queue_depths
 from octavo.queue.keys import Keys
 from octavo.queue.questions import Questions
+from octavo.queue.standing import Standing, standing
 from octavo.terms.messages import TokenizerAnswer
 from octavo.terms.models import JobRequest
 from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo, WorkerMemory
@@ -93,6 +94,11 @@ class FleetQueries:
         """Jobs that wait, by model; 0 for a model whose queue is empty."""
         async with self._asking():
             return await queue_depths(self._redis, self._keys)
+
+    async def standing(self) -> Standing:
+        """How the queue stands: what waits by model and class, and what was counted in it."""
+        async with self._asking():
+            return await standing(self._redis, self._keys)
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:

@@ -136,6 +136,31 @@ class Keys:
         """STREAM: one entry a job that was given up."""
         return f"{self.prefix}:dlq"
 
+    @property
+    def tally(self) -> str:
+        """HASH: what was counted since the server was set up, `takeovers:<model>` and `refused:<model>`."""
+        return f"{self.prefix}:tally"
+
+    def tenants(self, priority: str, model: str) -> str:
+        """ZSET: tenants with a backlog in a class, by virtual time."""
+        return f"{self.prefix}:v:{priority}:{model}"
+
+    def backlog(self, priority: str, tenant: str, model: str) -> str:
+        """ZSET: a tenant's backlog in a class, by order of arrival."""
+        return f"{self.lane(priority, tenant)}:{model}"
+
+    def parked(self, model: str) -> str:
+        """ZSET: "<class> <tenant>" of each that runs as many jobs as it may, by the ms at which it was looked at last."""
+        return f"{self.prefix}:parked:{model}"
+
+    def lane(self, kind: str, model: str) -> str:
+        """ZSET: jobs that come back (`resume`), suspects (`solo`)."""
+        return f"{self.prefix}:b:{kind}:{model}"
+
+    def bound(self, model: str) -> str:
+        """ZSET: jobs that wait for equal workers, of both kinds."""
+        return f"{self.prefix}:bound:{model}"
+
     def idempotency(self, tenant: str, key: str) -> str:
         """STRING: "<job id> <hash of the request>"."""
         return f"{self.prefix}:i:{tenant}:{key}"

@@ -69,7 +69,7 @@ ROLES = (
             *(*_OF_CLIENTS, *_OF_KEYS, "batch_cancel", "batch_create", "file_drop", "file_note", "probe", "reap"),
             *("delivery_resend", "endpoint_drop", "endpoint_put", "endpoint_rotate", "limit_tenant", "usage_read"),
         ),
-        (*_READING, *_ASKING, *_OF_BATCHES, *_LISTING),
+        (*_READING, *_ASKING, *_OF_BATCHES, *_LISTING, "XLEN"),
     ),
     Role("administrator", ("mend", *_OF_KEYS), (*_READING, *_LISTING)),  # `octavo keys`
     Role(

@@ -90,7 +90,7 @@ class Service:
         self.workers = []
         for n in range(plan.workers):
             device = {"CUDA_VISIBLE_DEVICES": devices[n % len(devices)]} if devices else {}
-            environment = worker | shared | device
+            environment = worker | shared | device | _metrics_port(n + 1)
             name = f"worker-{n + 1}"
             self.workers.append(Child(name, [*python, "octavo_worker"], environment, log=log, on_exit=self._events.put))
 
@@ -186,6 +186,12 @@ def device_groups(devices: list[str], ranks: int) -> list[str]:
     """Devices of each worker of `ranks` ranks, as CUDA_VISIBLE_DEVICES names them. Left-over devices are in no
     group."""
     return [",".join(devices[at : at + ranks]) for at in range(0, len(devices) - ranks + 1, ranks)]
+
+
+def _metrics_port(place: int) -> dict[str, str]:
+    """A worker's port for Prometheus: `place` beyond the one that the environment gives to the gateway's clerk."""
+    first = os.environ.get("OCTAVO_METRICS_PORT", "")
+    return {"OCTAVO_METRICS_PORT": str(int(first) + place)} if first.isdigit() and int(first) else {}
 
 
 def _threads(processes: int) -> int:

@@ -80,6 +80,11 @@ class EngineStats(Preemptions, array_like=True):
         """All blocks of the device."""
         return self.free_blocks + self.used_blocks + self.cached_blocks + self.quarantined_blocks
 
+    @property
+    def used_share(self) -> float:
+        """Share of the device's blocks that sequences use; 0 without blocks."""
+        return self.used_blocks / self.total_blocks if self.total_blocks else 0.0
+
     def blocks(self) -> dict[str, int]:
         """Counts by state: the first four make up the device's memory, shared and pinned are among the used."""
         return {

@@ -18,19 +18,20 @@ from octavo.queue.keys import submitted_at
 from octavo.queue.protocol import Cell, Claims, HeartbeatReply, Parting, Unreadable
 from octavo.queue.streams import read_stream
 from octavo.terms.errors import MalformedMessage
-from octavo.terms.messages import JobError, JobStatus, Terminal, Usage
+from octavo.terms.messages import JobError, JobStatus
 from octavo.terms.models import Event
 from octavo.terms.sampling import SamplingDefaults
 from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.claims.room import Room, room_for
 from octavo_worker.agent.ends import Ends
-from octavo_worker.agent.failures import expired, public_code
+from octavo_worker.agent.failures import PARTINGS, expired, public_code, unreadable
 from octavo_worker.agent.heartbeat import Holding
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.progress import ProgressReports
 from octavo_worker.agent.prompts.tokens import PromptRejected, Prompts, check_ids
 from octavo_worker.agent.publisher import Publisher
 from octavo_worker.agent.sampling import resolve_sampling
+from octavo_worker.agent.telemetry.watch import JobWatch
 from octavo_worker.contract.messages import (
     Abort,
     EngineStats,
@@ -52,12 +53,6 @@ M = TypeVar("M", bound=_Named)
 _LONG_TEXT = 4000  # characters from which tokenising goes to a thread: below, the hop costs more than the work
 _RETRY_S = 0.2
 _PAUSE_S = 1.0  # of a job that this machine was too busy for: the same worker may claim it again
-_PARTINGS: dict[Parting, str] = {
-    "back": "",
-    "crashed": ", their engine crashed",
-    "killed": ", their engine killed",
-    "refused": ": the server holds something else in their place",
-}
 _READERS = 8  # streams read at once when many jobs are taken over: each costs a connection
 
 
@@ -72,6 +67,7 @@ class Agent:
         self, connection: redis.asyncio.Redis, cell: Cell, prompts: Prompts, *, changed: Callable[[], None]
     ) -> None:
         self.defaults = SamplingDefaults()
+        self.watch = JobWatch()
         self.stats = EngineStats()
         self.progress = ProgressReports(connection, cell)
         self.ends = Ends(connection, cell)
@@ -96,6 +92,12 @@ class Agent:
     def holding(self) -> Holding:
         """Every job with its claim token. Safe from any thread: the interpreter copies a dict's values in one step."""
         return tuple((job.claim.job_id, job.claim.token) for job in list(self._jobs.values()))
+
+    def why_not_ready(self) -> str | None:
+        """A reason for which no job is claimed at all. Safe from any thread."""
+        if self._engine is None:
+            return "the engine is not loaded"
+        return "no heartbeat gets through to the server" if self._fenced else None
 
     def room(self) -> Room | None:
         """Room for claims now; None for none."""
@@ -132,6 +134,7 @@ class Agent:
             job = ActiveJob(claim)
             self._jobs[job.request_id] = self._computed[job.request_id] = job
             self._empty.clear()
+            self.watch.claimed(job)
             self._spawn(self._prepare(job, clock_offset))
         for broken in claims.unreadable:
             self._spawn(self._refuse_unreadable(broken))
@@ -315,12 +318,7 @@ class Agent:
         engine.send(job.engine_request(sampling, deadline=deadline))
 
     async def _refuse_unreadable(self, broken: Unreadable) -> None:
-        error = JobError(
-            code="malformed_message",
-            message=f"this version cannot read the job: {broken.reason}; submit it again with a client of this version",
-        )
-        terminal = Terminal(status=JobStatus.FAILED, error=error, usage=Usage(completion_tokens=broken.offset))
-        call = self._cell.finish(broken.job_id, broken.token, terminal, b"")
+        call = self._cell.finish(broken.job_id, broken.token, unreadable(broken), b"")
         await self._persist(call)
 
     # Ending a job
@@ -361,6 +359,7 @@ class Agent:
             self._spawn(self._give_back([job], "refused"))
         else:
             terminal = job.terminal()
+            self.watch.ended(job, terminal)
             log.info("job %s %s, %d tokens", job.claim.job_id, terminal.status.value, terminal.usage.completion_tokens)
         self._forget(job)
 
@@ -387,7 +386,7 @@ class Agent:
         for job in jobs:
             self._abort(job)
         await self._persist(self._cell.release([(job.claim.job_id, job.claim.token) for job in jobs], why=why))
-        log.info("%d jobs given back%s", len(jobs), _PARTINGS[why])
+        log.info("%d jobs given back%s", len(jobs), PARTINGS[why])
 
     async def _persist(self, call: Call[Any]) -> None:
         """Until it is through; if that takes longer than a lease, the reaper has done the same."""

@@ -64,6 +64,8 @@ class ActiveJob:
         self.is_restored = claim.offset == 0  # what earlier owners published is known here
         self.in_engine = False
         self.is_computed = False  # the engine has its prompt in memory
+        self.claimed_at = time.monotonic()
+        self.computed_at: float | None = None  # of the first token here
         self.preempted_at: float | None = None  # monotonic; None while the engine has memory for it
         self.rank = _PRIORITIES[claim.risen or claim.priority]  # the class that it runs as
         self._tokenizer: Tokenizer | None = None
@@ -220,6 +222,7 @@ class ActiveJob:
         if message.id != self.request_id:
             return
         self.is_computed = True
+        self.computed_at = self.computed_at or time.monotonic()
         self._cached_tokens = message.cached_tokens
         if message.prompt_logprobs is not None:
             pairs = zip(self.prompt, message.prompt_logprobs, strict=True)

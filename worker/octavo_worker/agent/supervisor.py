@@ -141,6 +141,8 @@ class Supervisor:
         self._limits: Ready | None = None
         self._agent = Agent(connection, self._cell, prompts, changed=self._changed.set)
         self._agent.defaults = served.sampling
+        if options.metrics_port:
+            self._serve_metrics()
         loop = asyncio.get_running_loop()
         self._heartbeat = Heartbeat(
             self._heartbeat_connection,
@@ -170,6 +172,25 @@ class Supervisor:
         self._inbox = Inbox(
             connection, self._cell.keys, worker_id, describe=self._describe_memory, pins_changed=self._pins.sync
         )
+
+    def _serve_metrics(self) -> None:
+        """Raises WorkerFailed for a port that is taken."""
+        from octavo_worker.agent.telemetry.figures import Figures  # workers without a port count nothing
+        from octavo_worker.agent.telemetry.port import serve_figures
+
+        agent, options = self._agent, self._options
+        agent.watch = figures = Figures(
+            self._model,
+            stats=lambda: agent.stats,
+            calls=self._calls.sums,
+            is_ready=lambda: agent.why_not_ready() is None,
+            vllm=options.metrics_names == "vllm",
+        )
+        try:
+            serve_figures(options, figures, agent.why_not_ready)
+        except OSError as error:
+            at = f"{options.metrics_host}:{options.metrics_port}"
+            raise WrongSetting(f"--metrics-port: {at} cannot be served: {error.strerror or error}") from None
 
     async def run(self) -> None:
         """Serve until a signal asks to leave. Raises WorkerFailed if no engine can be kept running."""

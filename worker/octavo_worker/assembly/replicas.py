@@ -35,11 +35,18 @@ def environments(options: WorkerOptions, flags: Mapping[str, Any]) -> list[dict[
     shared |= {"OCTAVO_REPLICAS": "1", "OCTAVO_DEVICES": ""}
     groups = _gpus_of_each(options)
     if groups:
-        return [shared | {"CUDA_VISIBLE_DEVICES": group} for group in groups]
+        return _with_ports([shared | {"CUDA_VISIBLE_DEVICES": group} for group in groups], options.metrics_port)
     if options.engine.threads is None:
         cores = len(os.sched_getaffinity(0))
         shared["OCTAVO_THREADS"] = str(max(1, cores // (options.replicas * options.engine.tensor_parallel)))
-    return [dict(shared) for _ in range(options.replicas)]
+    return _with_ports([dict(shared) for _ in range(options.replicas)], options.metrics_port)
+
+
+def _with_ports(each: list[dict[str, str]], first: int) -> list[dict[str, str]]:
+    """Each with a port for Prometheus of its own, if the first has one."""
+    if not first:
+        return each
+    return [environment | {"OCTAVO_METRICS_PORT": str(first + place)} for place, environment in enumerate(each)]
 
 
 def _gpus_of_each(options: WorkerOptions) -> list[str]:

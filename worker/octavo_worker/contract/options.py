@@ -220,6 +220,14 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     lease: Annotated[float, Option("Seconds after which a silent worker loses its jobs.", ge=0.2, le=300)] = 4.0
     grace: Annotated[float, Option("Seconds that running jobs get to finish after SIGTERM.", ge=0)] = 20.0
     watchdog: Annotated[float, Option("Seconds after which an engine with work but no output is killed.", gt=0)] = 60.0
+    metrics_port: Annotated[
+        int, Option("Port for Prometheus and probes, one more for each further replica; 0: none.", ge=0, le=65535)
+    ] = 0
+    metrics_host: Annotated[str, Option("Address of that port.")] = "127.0.0.1"
+    metrics_names: Annotated[
+        Literal["octavo", "vllm"],
+        Option("`vllm` adds the names that dashboards and routers made for vLLM ask for."),
+    ] = "octavo"
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Option("How much is logged.")] = "info"
     log_format: Annotated[
         Literal["auto", "text", "json"],

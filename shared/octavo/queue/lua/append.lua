@@ -18,6 +18,8 @@ for i, item in ipairs(cmsgpack.unpack(ARGV[1])) do
   local state = 'ok'
   if job[1] ~= 'running' or job[2] ~= token then
     state = 'fenced'
+    --- @include tally
+    tally_refused(id, token)
   elseif start + tokens <= stored then
     state = 'dup'
   elseif start ~= stored then

@@ -11,6 +11,10 @@
 local id, token, status, tokens, ending, result, problem, usage, is_cut = unpack(ARGV)
 local job = job_to_end(id)
 local stored = tonumber(job.n) or 0
+if job.st ~= 'running' or job.tok ~= token then
+  --- @include tally
+  tally_refused(id, token)
+end
 if job.st ~= 'running' then return {job.ftok == token and 'ok' or 'fenced', stored} end
 if job.tok ~= token then return {'fenced', stored} end
 if not can_end(job) then

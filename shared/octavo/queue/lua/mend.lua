@@ -24,7 +24,7 @@ local KINDS = {
   pj = 'hash', pjs = 'zset', he = 'hash', endpoints = 'zset', hs = 'hash', hd = 'hash',
   hq = 'zset', hl = 'zset', hf = 'zset', hr = 'zset', ht = 'zset', ho = 'zset', hc = 'hash',
   lim = 'hash', bk = 'hash', limited = 'zset', pk = 'set', kept = 'hash', parked = 'zset',
-  use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset',
+  use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset', tally = 'hash',
 }
 local TOLD_AGAIN = {
   q = true, bound = true, fq = true, pk = true, parked = true, kept = true, hs = true, hq = true, hl = true, hf = true,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
+
+from octavo.service.metrics.registry import counter
+from octavo.terms.metrics.clerk import WEBHOOK_TRIES
 
 
 class CourierMetrics:
     """No label is a tenant's text."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.tries = Counter(
-            "octavo_clerk_webhook_tries", "Tries of deliveries that are over.", ["outcome"], registry=registry
-        )
-        for outcome in ("ok", "again", "failed", "gone"):
-            self.tries.labels(outcome)
+        self.tries = counter(WEBHOOK_TRIES, registry)

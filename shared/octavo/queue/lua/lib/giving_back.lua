@@ -5,6 +5,7 @@
 --- @include unowned
 --- @include dead_letters
 --- @include lanes
+--- @include tally
 -- Jobs without an owner: given back, or left by an engine or a worker that died. docs/protocol.md has the states.
 local GOT_ON = 64   -- tokens between two deaths: the first was not the job's doing
 local GIVEN_UP = 3  -- crashes of an engine that ran nothing but this job
@@ -85,6 +86,7 @@ local function owner_died(ids, crashed, late)
   end
   local apart = late and {} or suspects_of(ids, jobs, crashed and 1 or 2)
   for id, job in pairs(jobs) do
+    tally('takeovers', job.mdl)
     if job.solo >= GIVEN_UP then
       bury(id, job.wid, job.ep, 'dead_lettered')
       conclude_alone(id, 'failed', 'dead_lettered', 'the job was given up: ' .. job.solo .. ' engines crashed while they '

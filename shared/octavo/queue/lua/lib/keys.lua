@@ -82,6 +82,7 @@
 --   P:hr:<tenant>  P:ht   ZSET   endpoints of a tenant, and tenants, by the ms at which their turn comes
 --   P:ho                  ZSET   endpoints by the ms from which their oldest delivery may be tried
 --   P:hc                  HASH   waiting, failed: deliveries that wait, and that ever failed to the end
+--   P:tally               HASH   takeovers:<model>, refused:<model>: counts since the server was set up
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
 --   P:probe               STRING written to find out whether the server takes writes (expires)
 --   P:tasks:<app>  P:tasks-sent:<app>  P:tasks-due:<app>  HASH, ZSET, ZSET  Celery tasks that wait for jobs
