@@ -156,6 +156,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("get", "/v1/workers"): Operation("listWorkers", "List live workers"),
     ("get", "/v1/workers/{worker_id}/memory"): Operation("getWorkerMemory", "Look at a worker's KV cache"),
+    ("get", "/v1/stats"): Operation("getStats", "Look at lanes, workers, batches and dead letters"),
+    ("get", "/v1/fleet/events"): Operation("followFleet", "Follow the fleet"),
     ("get", "/livez"): Operation("isAlive", "Say that the process answers"),
     ("get", "/readyz"): Operation("isReady", "Say that requests can be accepted"),
     ("get", "/ping"): Operation("ping", "Say that requests can be accepted"),

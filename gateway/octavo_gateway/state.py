@@ -18,6 +18,7 @@ from octavo.terms.secret import Secret
 from octavo_gateway.auth import Keyring
 from octavo_gateway.door import Door
 from octavo_gateway.files.kept import Kept
+from octavo_gateway.live.observer import Observer
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
 from octavo_gateway.switches import Switches
@@ -68,6 +69,7 @@ class Gateway:
         self.metrics = metrics
         self.writes = Writes(client)
         self.switches = Switches(client)
+        self.observer = Observer(client)
         self.door = Door(client, metrics, waits_for_workers=settings.wait_for_workers)
         self.files = Kept(settings.files, BatchClient(settings.redis_url, watch=metrics.saw))
         self.reader = ThreadPoolExecutor(1, "reader")

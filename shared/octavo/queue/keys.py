@@ -24,6 +24,7 @@ class JobHash(StrEnum):
     TENANT = "tn"
     PRIORITY = "cls"
     TOKENS = "n"
+    COST = "cost"
     ATTEMPTS = "ep"
     CRASHES = "crashes"
     WORKER = "wid"
@@ -76,6 +77,19 @@ class Keys:
         """LIST, likewise: a job with tokens waits for a worker of this digest."""
         return f"{self.bell(model)}:={digest}" + (f":{priority}" if priority else "")
 
+    def backlog(self, lane: str, of: str) -> str:
+        """ZSET: jobs that wait in a lane. `of` is a model where the lane is of those that come back (resume, solo),
+        `<tenant>:<model>` where it is a class."""
+        return f"{self.prefix}:b:{lane}:{of}"
+
+    def bound(self, model: str) -> str:
+        """ZSET: jobs of a model that wait for workers that serve the very same."""
+        return f"{self.prefix}:bound:{model}"
+
+    def turns(self, priority: str, model: str) -> str:
+        """ZSET: tenants with a backlog in a class of a model, by virtual time."""
+        return f"{self.prefix}:v:{priority}:{model}"
+
     def worker(self, worker_id: str) -> str:
         """STRING with TTL: a worker's latest `WorkerInfo`."""
         return f"{self.prefix}:W:{worker_id}"
@@ -120,6 +134,11 @@ class Keys:
     def jobs(self) -> str:
         """ZSET: all job ids, and `:<tenant>:<id>` for each, score 0: sorted by id, hence by time."""
         return f"{self.prefix}:jobs"
+
+    @property
+    def leases(self) -> str:
+        """ZSET: jobs that run, by the end of their lease, ms."""
+        return f"{self.prefix}:L"
 
     @property
     def counters(self) -> str:
