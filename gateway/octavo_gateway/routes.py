@@ -25,6 +25,7 @@ from octavo_gateway.http.body import add_schemas
 from octavo_gateway.jobs import routes as jobs
 from octavo_gateway.jobs import tokens
 from octavo_gateway.jobs.tokens import TokenRequest
+from octavo_gateway.live import buttons
 from octavo_gateway.live import routes as live
 from octavo_gateway.openai import chat, completions, models, responses
 from octavo_gateway.operations import name_operations
@@ -35,7 +36,7 @@ from octavo_gateway.ui import routes as ui
 
 _PARTS = (
     *(jobs, tokens, durable, chat, completions, responses, files, batches, models),
-    *(ui, anthropic, tokenizer, workers, live, health, pages),
+    *(ui, anthropic, tokenizer, workers, live, buttons, health, pages),
 )
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),

@@ -44,10 +44,10 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 2260,
+    "octavo.cli": 2290,
     "octavo_worker.bench": 1860,
     "octavo_worker.assembly": 1570,
-    "octavo_gateway": 5900,
+    "octavo_gateway": 6050,
     "octavo_worker.agent": 4980,
     "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
@@ -56,15 +56,15 @@ BUDGETS = {
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1390,
     "octavo_kernels": 3880,
-    "octavo.service": 3900,
+    "octavo.service": 4080,
     "octavo.dialects": 7730,
-    "octavo.client": 2080,
-    "octavo.queue": 4120,
+    "octavo.client": 2120,
+    "octavo.queue": 4200,
     "octavo.terms": 2110,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 59_500
+MOST_LINES_IN_ALL = 60_100
 
 
 def lines_of(room: str) -> int:

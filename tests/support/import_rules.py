@@ -135,7 +135,7 @@ RULES = [
                 "python_multipart",
                 *CLIENT,
                 *shared("dialects", "service.flags", "service.ports", "service.storage", "service.children"),
-                *shared("service.server"),
+                *shared("service.server", "service.controls"),
                 *PUBLIC_CLIENT,
             ),
         ),

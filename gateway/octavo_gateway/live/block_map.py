@@ -22,8 +22,8 @@ class BlockMap:
         self._shape = (0, 0, 0)
 
     def take(self, found: WorkerMap) -> dict[str, Any] | None:
-        """What has changed: None, or members as in `whole`, with `changes` in the place of `runs`: begin, length, code
-        of one run after the other. A map of another shape, or with little that stayed, is whole."""
+        """Changes since the map before: None, or members as in `whole`, with `changes` in the place of `runs`: begin,
+        length, code of one run after the other. A map of another shape, or with little that stayed, is whole."""
         before, old_numbers, old_shape = self._cells, self._numbers, self._shape
         self._number(found.owners)
         self._cells = self._drawn(found)

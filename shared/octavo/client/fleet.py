@@ -13,7 +13,9 @@ from octavo.client.stats import StatsReader
 from octavo.client.submissions import Submissions
 from octavo.queue.connection import answered, errors_of
 from octavo.queue.fleet import known_models, live_workers, queue_depths
+from octavo.queue.jobs import read_content
 from octavo.queue.keys import Keys
+from octavo.queue.page_tokens import is_page_token, new_page_token
 from octavo.queue.questions import Questions
 from octavo.terms.fleet import FleetStats
 from octavo.terms.messages import TokenizerAnswer, WorkerMap
@@ -104,6 +106,22 @@ class FleetQueries:
     async def stats(self) -> FleetStats:
         """The fleet now, without rates, which need several readings."""
         return await self.stats_reader().read()
+
+    async def job_content(self, job_id: str) -> tuple[JobRequest | None, tuple[str, ...]]:
+        """A job's request, None once it has ended, and the texts of its sequences so far; neither of one that was
+        erased. Raises JobNotFound."""
+        async with self._asking():
+            return await read_content(self._redis, job_id)
+
+    async def new_page_token(self, tenant: str) -> str:
+        """A token for a page that was loaded for an operator."""
+        async with self._asking():
+            return await new_page_token(self._redis, self._keys, tenant)
+
+    async def is_page_token(self, token: str, tenant: str) -> bool:
+        """True if it was given to a page of this tenant."""
+        async with self._asking():
+            return await is_page_token(self._redis, self._keys, token, tenant)
 
     async def queue_depths(self) -> dict[str, int]:
         """Jobs that wait, by model; 0 for a model whose queue is empty."""

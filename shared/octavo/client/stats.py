@@ -105,18 +105,23 @@ class _Rates:
 
 
 class _FirstTokens:
-    """Seconds from submissions to first tokens, of jobs that were seen before they had any."""
+    """Seconds from submissions to first tokens, of jobs that came or were seen without any before."""
 
     def __init__(self) -> None:
         self._without: set[str] = set()
+        self._with: set[str] = set()
+        self._noted_at = 0.0
         self._seen: dict[str, deque[tuple[float, float]]] = {}  # worker -> time, seconds
 
     def note(self, lanes: Iterable[Lane], now: float) -> None:
         jobs = [job for lane in lanes for job in lane.jobs]
         for job in jobs:
-            if job.tokens and job.worker is not None and job.id in self._without:
+            is_first = job.id in self._without or job.created_at > self._noted_at > 0  # it came since then
+            if job.tokens and job.worker is not None and is_first and job.id not in self._with:
                 self._seen.setdefault(job.worker, deque(maxlen=256)).append((now, now - job.created_at))
         self._without = {job.id for job in jobs if not job.tokens}
+        self._with = {job.id for job in jobs if job.tokens}
+        self._noted_at = now
         self._seen = {worker: seen for worker, seen in self._seen.items() if seen[-1][0] > now - _RECENT_S}
 
     def of(self, worker: str, now: float) -> float | None:

@@ -175,6 +175,10 @@ class Keys:
         """ZSET: those that expire, by the time at which they do, in s."""
         return f"{self.prefix}:tasks-due:{app}"
 
+    def page(self, digest: str) -> str:
+        """STRING with TTL: the tenant of a page that was loaded, by the digest of its token."""
+        return f"{self.prefix}:page:{digest}"
+
     def channel(self, subscriber_id: str) -> str:
         """PUBSUB: live events for one subscriber (a gateway process or a client object)."""
         return f"{self.prefix}:n:{subscriber_id}"
