@@ -232,6 +232,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", _KEY): Operation("changeKey", "Change a key", {"an hour": {"expires_in_seconds": 3600}}),
     ("post", f"{_KEY}/rotate"): Operation("rotateKey", "Give a key a new secret", {"a day": {"grace_seconds": 86_400}}),
     ("delete", _KEY): Operation("revokeKey", "Revoke a key"),
+    ("get", "/v1/stats"): Operation("getStats", "Look at lanes, workers, batches and dead letters"),
+    ("get", "/v1/fleet/events"): Operation("followFleet", "Follow the fleet"),
     ("get", "/livez"): Operation("isAlive", "Say that the process answers"),
     ("get", "/readyz"): Operation("isReady", "Say that requests can be accepted"),
     ("get", "/ping"): Operation("ping", "Say that requests can be accepted"),

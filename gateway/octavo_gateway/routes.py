@@ -43,6 +43,8 @@ from octavo_gateway.http.body import add_schemas
 from octavo_gateway.jobs import routes as jobs
 from octavo_gateway.jobs import tokens
 from octavo_gateway.jobs.tokens import TokenRequest
+from octavo_gateway.live import buttons
+from octavo_gateway.live import routes as live
 from octavo_gateway.openai import chat, completions, models, responses
 from octavo_gateway.operations import name_operations
 from octavo_gateway.page import routes as pages
@@ -53,7 +55,7 @@ from octavo_gateway.webhooks import routes as webhooks
 
 _PARTS = (
     *(jobs, tokens, durable, chat, completions, responses, files, batches, models, webhooks),
-    *(ui, anthropic, tokenizer, workers, health, pages, projects, accounts, keys, limits, usage),
+    *(ui, anthropic, tokenizer, workers, live, buttons, health, pages, projects, accounts, keys, limits, usage),
 )
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),

@@ -102,6 +102,12 @@ class GatewaySettings(BaseSettings):
     )
     keep_alive: PositiveFloat = Field(15.0, description="Seconds of silence after which a stream gets a comment.")
     grace: PositiveFloat = Field(10.0, description="Seconds that running requests get to finish after SIGTERM.")
+    show_content: bool = Field(
+        False, description="Show operators prompts and texts of all tenants on the page, not their own alone."
+    )
+    controls: Path | None = Field(
+        None, description="Socket by which `octavo up --controls` lets the page add, kill and pause its workers."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much is logged.")
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="`text`, `json`, or `auto`: text on a terminal, JSON elsewhere."

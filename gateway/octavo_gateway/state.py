@@ -24,6 +24,7 @@ from octavo_gateway.auth.keyring import Keyring
 from octavo_gateway.cards import Cards
 from octavo_gateway.door import Door
 from octavo_gateway.files.kept import Kept
+from octavo_gateway.live.observer import Observer
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
 from octavo_gateway.webhooks.endpoints import Endpoints
@@ -78,6 +79,7 @@ class Gateway:
         self.authentication = Authentication(keyring, self.key_cache)
         self.writes = Writes(client)
         self.cards = Cards(client)
+        self.observer = Observer(client)
         self.door = Door(client, metrics, self.cards, waits_for_workers=settings.wait_for_workers)
         self.files = Kept(settings.files, BatchClient(settings.redis_url, watch=metrics.saw))
         self.webhooks = Endpoints(settings, secret, WebhookClient(settings.redis_url, watch=metrics.saw))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from queue_client import Queue
 from waiting import eventually
 
-from octavo import Client
+from octavo import AsyncClient, Client
 from octavo.terms.errors import WorkerNotFound
 from octavo.terms.stats import PREEMPTION_REASONS
 from octavo_worker.memory.cost import Decision
@@ -35,6 +37,23 @@ def test_the_map_agrees_with_the_counts_while_sequences_share_and_after(queue: Q
         after = client.worker_memory(worker.id)
         assert after.cells.count("c") == after.blocks["cached"] > 0
         assert after.sharing == ()
+
+
+def test_every_block_has_its_job_on_the_map(queue: Queue, redis_url, start_worker):
+    worker = start_worker("step_seconds=0.01", num_blocks=1400).wait_ready()
+    jobs = [queue.submit((*PROMPT, i), sampling=sampling(300)) for i in range(2, 5)]
+    eventually(lambda: all(queue.stored(job) > 10 for job in jobs))
+
+    async def ask():
+        async with AsyncClient(redis_url) as client:
+            return await client.worker_map(worker.id)
+
+    found = asyncio.run(ask())
+    assert (found.device, found.host, set(found.owners)) == (1399, 0, set(jobs))
+    codes, lengths = memoryview(found.codes).cast("H"), memoryview(found.lengths).cast("I")
+    used = sum(length for code, length in zip(codes, lengths, strict=True) if code >= 16)
+    assert used >= 4 + 3
+    assert any(code & 0x8000 for code in codes), "the common prompt is shared"
 
 
 def test_the_host_and_the_reasons_of_preemptions(queue: Queue, redis_url, start_worker):

@@ -44,11 +44,11 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 2560,
+    "octavo.cli": 2620,
     "octavo_worker.bench": 1860,
     "octavo_worker.assembly": 1570,
-    "octavo_gateway": 6850,
-    "octavo_worker.agent": 4930,
+    "octavo_gateway": 7430,
+    "octavo_worker.agent": 5190,
     "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
     "octavo_worker.runner": 3500,
@@ -56,15 +56,15 @@ BUDGETS = {
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1390,
     "octavo_kernels": 4000,
-    "octavo.service": 4600,
+    "octavo.service": 4900,
     "octavo.dialects": 7800,
-    "octavo.client": 2500,
-    "octavo.queue": 5100,
-    "octavo.terms": 3090,
+    "octavo.client": 2720,
+    "octavo.queue": 5460,
+    "octavo.terms": 3230,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 65_300
+MOST_LINES_IN_ALL = 67_300
 
 
 def lines_of(room: str) -> int:

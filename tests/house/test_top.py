@@ -11,6 +11,7 @@ from rich.console import Console
 from octavo.cli.top import _screen
 from octavo.client.asynchronous import AsyncClient
 from octavo.service.fleet import Reader, Snapshot
+from octavo.terms.fleet import FleetStats
 from octavo.terms.workers import WorkerInfo
 
 
@@ -22,6 +23,12 @@ class Counts:
 
     async def queue_depths(self) -> dict[str, int]:
         return {}
+
+    def stats_reader(self) -> Counts:
+        return self
+
+    async def read(self) -> FleetStats:
+        return FleetStats(at=0.0, queued=0, running=0, tokens_per_s=0.0)
 
     async def workers(self) -> list[WorkerInfo]:
         return [

@@ -136,7 +136,7 @@ RULES = [
                 "python_multipart",
                 *CLIENT,
                 *shared("dialects", "service.flags", "service.ports", "service.storage", "service.children"),
-                *shared("service.lists", "service.webhooks"),
+                *shared("service.lists", "service.webhooks", "service.controls"),
                 *shared("service.server", "service.metrics"),
                 *PUBLIC_CLIENT,
             ),

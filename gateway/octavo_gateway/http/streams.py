@@ -36,7 +36,8 @@ class Mailbox:
         self._limit = limit
         self._on_slow = on_slow
         self._waiting: asyncio.Future[None] | None = None
-        self._room = asyncio.Event()
+        self._room, self._taken = asyncio.Event(), asyncio.Event()
+        self._taken.set()
         self._is_slow = False
         self.used = False
 
@@ -48,6 +49,7 @@ class Mailbox:
         self._parts.append(data)
         self._size += len(data)
         self.used = True
+        self._taken.clear()
         self.wake()
         if self._size > self._limit:
             if not self._is_slow:
@@ -62,7 +64,12 @@ class Mailbox:
         self._parts.clear()
         self._size = 0
         self._room.set()
+        self._taken.set()
         return data
+
+    async def emptied(self) -> None:
+        """Until nothing waits."""
+        await self._taken.wait()
 
     def wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from octavo.cli.answers import Answer, Screen
 from octavo.cli.console import fail
@@ -34,7 +37,8 @@ def demo() -> None:
         "OCTAVO_LOG_LEVEL": "warning",
         "OCTAVO_KV_MEMORY": "0.25",  # two workers may share one GPU
     }
-    plan = Plan("demo", 2, "127.0.0.1", port, None, environment)
+    folder = tempfile.mkdtemp(prefix="octavo-demo-")  # another service may have the state folder
+    plan = Plan("demo", 2, "127.0.0.1", port, None, environment, controls=Path(folder) / "controls.sock")
     out.print("[bold]octavo demo[/]: starting a server, a gateway and two workers ...")
     started = time.monotonic()
     try:
@@ -47,6 +51,8 @@ def demo() -> None:
                 _stay(running, plan)
     except KeyboardInterrupt:
         err.print("stopped")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _show(running: Service) -> bool:
@@ -106,7 +112,7 @@ async def _report(client: AsyncClient, running: Service, answers: list[Answer], 
 
 
 def _print_addresses(plan: Plan) -> None:
-    out.print(f"\n[bold]API[/]  {plan.api_url}    docs  {plan.api_url}/docs")
+    out.print(f"\n[bold]page[/] {plan.api_url}    docs  {plan.api_url}/docs")
     body = '{"model": "demo", "prompt": "JULIET:", "max_tokens": 40, "stream": true}'
     print(f"curl -N {plan.api_url}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n")
 

@@ -33,6 +33,9 @@ def up(
             help="How workers guess tokens: off, ngram, suffix, draft:FOLDER (as draft:demo-draft), eagle:FOLDER."
         ),
     ] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Let the page add, kill and pause workers, on this machine.")
+    ] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help=r"Where the embedded server keeps its data. \[default: the state directory]")
     ] = None,
@@ -52,7 +55,17 @@ def up(
         environment["OCTAVO_SPECULATE"] = speculate
     has_secret = any(os.environ.get(name) for name in ("OCTAVO_SECRET", "OCTAVO_SECRET_FILE"))
     secret_file = None if has_secret else local.secret_file()
-    plan = Plan(model, count, host, port, folder, environment, tensor_parallel=tensor_parallel, secret_file=secret_file)
+    plan = Plan(
+        model,
+        count,
+        host,
+        port,
+        folder,
+        environment,
+        tensor_parallel=tensor_parallel,
+        secret_file=secret_file,
+        controls=local.controls_socket() if controls else None,
+    )
     log = ServiceLog(err)
     log.say(f"starting {counted(count, 'worker')} with the model {model} ...")
     try:
@@ -68,7 +81,7 @@ def up(
             )
             log.say(f"octavo is up: {plan.api_url}    stop it with Ctrl-C")
             if err.is_terminal:
-                err.print(f"\ntry:  octavo run 'ROMEO:'\n      curl {plan.api_url}/v1/models\n")
+                err.print(f"\ntry:  octavo run 'ROMEO:'\n      curl {plan.api_url}/v1/models\nsee:  {plan.api_url}\n")
             running.supervise(log)
     except WrongSetting as error:
         raise fail(error.message, WRONG_USAGE) from None

@@ -30,11 +30,21 @@ class Serving(Protocol):
 
 async def live_workers(connection: redis.asyncio.Redis, keys: Keys) -> list[WorkerInfo]:
     """All workers whose heartbeat is fresh, by id."""
+    return [info for info, _ in await beating_workers(connection, keys)]
+
+
+async def beating_workers(connection: redis.asyncio.Redis, keys: Keys) -> list[tuple[WorkerInfo, float]]:
+    """The same, each with the time of its latest heartbeat by the server's clock, in seconds since the epoch."""
     async with answered():
-        names: Any = await connection.zrange(keys.workers, 0, -1)
+        beats: Any = await connection.zrange(keys.workers, 0, -1, withscores=True)
         prefix = keys.worker("").encode()
-        infos: Any = await connection.mget([prefix + name for name in names]) if names else []
-    return sorted(wire.readable(wire.decode_worker, filter(None, infos)), key=lambda info: info.id)
+        infos: Any = await connection.mget([prefix + name for name, _ in beats]) if beats else []
+    found = [
+        (info, at / 1000)
+        for (_, at), data in zip(beats, infos, strict=True)
+        for info in wire.readable(wire.decode_worker, filter(None, [data]))
+    ]
+    return sorted(found, key=lambda beat: beat[0].id)
 
 
 async def known_models(connection: redis.asyncio.Redis, keys: Keys) -> list[ModelCard]:

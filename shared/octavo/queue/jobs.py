@@ -183,6 +183,28 @@ async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submi
         raise damaged(job_id) from None
 
 
+async def read_content(connection: redis.asyncio.Redis, job_id: str) -> tuple[JobRequest | None, tuple[str, ...]]:
+    """A job's request, None once it has ended, and the texts of its sequences so far; neither of one that was erased.
+    Raises JobNotFound, MalformedMessage."""
+    fields = (JobHash.STATUS, JobHash.ERASED, JobHash.REQUEST)
+    row: Any = await connection.hmget(locate(job_id).job(job_id), fields)
+    status, erased, body = row
+    if status is None:
+        raise not_found(job_id)
+    if erased is not None:
+        return None, ()
+    _, result = await read_outcome(connection, job_id)
+    texts: dict[int, str] = {}
+    if result is not None:
+        texts = {sequence.index: sequence.text for sequence in result.sequences}
+    else:
+        for event in await read_stream(connection, job_id):
+            if event.chunk is not None:
+                texts[event.chunk.index] = texts.get(event.chunk.index, "") + event.chunk.text
+    asked = None if body is None else wire.decode_request(body)
+    return asked, tuple(texts[index] for index in sorted(texts))
+
+
 async def read_request(url: str, job_id: str) -> JobRequest:
     """Request of a job, as it was submitted. Raises JobNotFound, also if its end took the request with it, and
     ServerUnavailable."""

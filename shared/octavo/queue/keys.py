@@ -24,6 +24,7 @@ class JobHash(StrEnum):
     TENANT = "tn"
     PRIORITY = "cls"
     TOKENS = "n"
+    COST = "cost"
     ATTEMPTS = "ep"
     CRASHES = "crashes"
     WORKER = "wid"
@@ -76,6 +77,19 @@ class Keys:
         """LIST, likewise: a job with tokens waits for a worker of this digest."""
         return f"{self.bell(model)}:={digest}" + (f":{priority}" if priority else "")
 
+    def backlog(self, lane: str, of: str) -> str:
+        """ZSET: jobs that wait in a lane. `of` is a model where the lane is of those that come back (resume, solo),
+        `<tenant>:<model>` where it is a class."""
+        return f"{self.prefix}:b:{lane}:{of}"
+
+    def bound(self, model: str) -> str:
+        """ZSET: jobs of a model that wait for workers that serve the very same."""
+        return f"{self.prefix}:bound:{model}"
+
+    def turns(self, priority: str, model: str) -> str:
+        """ZSET: tenants with a backlog in a class of a model, by virtual time."""
+        return f"{self.prefix}:v:{priority}:{model}"
+
     def worker(self, worker_id: str) -> str:
         """STRING with TTL: a worker's latest `WorkerInfo`."""
         return f"{self.prefix}:W:{worker_id}"
@@ -122,6 +136,11 @@ class Keys:
         return f"{self.prefix}:jobs"
 
     @property
+    def leases(self) -> str:
+        """ZSET: jobs that run, by the end of their lease, ms."""
+        return f"{self.prefix}:L"
+
+    @property
     def counters(self) -> str:
         """HASH: queued, running, bytes and `queued:<model>`; what is absent is zero."""
         return f"{self.prefix}:q"
@@ -141,25 +160,9 @@ class Keys:
         """HASH: what was counted since the server was set up, `takeovers:<model>` and `refused:<model>`."""
         return f"{self.prefix}:tally"
 
-    def tenants(self, priority: str, model: str) -> str:
-        """ZSET: tenants with a backlog in a class, by virtual time."""
-        return f"{self.prefix}:v:{priority}:{model}"
-
-    def backlog(self, priority: str, tenant: str, model: str) -> str:
-        """ZSET: a tenant's backlog in a class, by order of arrival."""
-        return f"{self.lane(priority, tenant)}:{model}"
-
     def parked(self, model: str) -> str:
-        """ZSET: "<class> <tenant>" of each that runs as many jobs as it may, by the ms at which it was looked at last."""
+        """ZSET: "<class> <tenant>" of each that runs as many jobs as it may, by the ms of the last look at it."""
         return f"{self.prefix}:parked:{model}"
-
-    def lane(self, kind: str, model: str) -> str:
-        """ZSET: jobs that come back (`resume`), suspects (`solo`)."""
-        return f"{self.prefix}:b:{kind}:{model}"
-
-    def bound(self, model: str) -> str:
-        """ZSET: jobs that wait for equal workers, of both kinds."""
-        return f"{self.prefix}:bound:{model}"
 
     def idempotency(self, tenant: str, key: str) -> str:
         """STRING: "<job id> <hash of the request>"."""
@@ -198,6 +201,10 @@ class Keys:
     def limited(self) -> str:
         """ZSET: tenants that ever had limits."""
         return f"{self.prefix}:limited"
+
+    def page(self, digest: str) -> str:
+        """STRING with TTL: the tenant of a page that was loaded, by the digest of its token."""
+        return f"{self.prefix}:page:{digest}"
 
     def channel(self, subscriber_id: str) -> str:
         """PUBSUB: live events for one subscriber (a gateway process or a client object)."""

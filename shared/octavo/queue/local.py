@@ -58,6 +58,11 @@ def secret_file() -> Path:
     return path
 
 
+def controls_socket() -> Path:
+    """Where the controls of this machine's service listen. Raises OctavoError."""
+    return state_dir() / "controls.sock"
+
+
 def publish(service: LocalService) -> None:
     """Write the state file, readable by this user alone: the address may hold a password. Raises OctavoError."""
     path = _path()

@@ -16,13 +16,16 @@ from octavo.queue import wire
 from octavo.queue.connection import answered
 from octavo.queue.fleet import live_workers, models_of
 from octavo.queue.keys import Keys
-from octavo.terms.errors import InvalidRequest, WorkerNotFound
-from octavo.terms.messages import TokenizerAnswer, TokenizerQuestion
+from octavo.terms.errors import InvalidRequest, MalformedMessage, WorkerNotFound
+from octavo.terms.messages import TokenizerAnswer, TokenizerQuestion, WorkerMap
 from octavo.terms.models import JobRequest
 from octavo.terms.workers import WorkerMemory
 
 QUESTIONS_KEPT = 128
 """Most questions of a model at a time: more than workers answer in the seconds that a question is of use."""
+
+MAP_QUESTION = "map:"
+"""How the id of a question begins that asks for all blocks. A worker that does not know it answers as to any other."""
 
 _ANSWER_S = 3.0  # workers answer between two steps
 _TOKENIZER_ANSWER_S = (1.0, 2.0, 4.0)  # a worker may die with a question: another one gets it then
@@ -50,6 +53,18 @@ class Questions:
             problem = f"worker {worker_id} did not answer within {_ANSWER_S:g} s"
             raise WorkerNotFound(f"{problem}: ask again once it has loaded")
         return wire.decode_memory(answer)
+
+    async def map(self, worker_id: str) -> WorkerMap:
+        """Every block of a worker's memory and the job that has it. Raises WorkerNotFound, also for a worker of an
+        earlier version, which does not know the question."""
+        answer_id = MAP_QUESTION + secrets.token_hex(8)
+        answer = await self._ask(self._keys.inbox(worker_id), answer_id.encode(), answer_id, _ANSWER_S)
+        try:
+            if answer is not None:
+                return wire.decode_map(answer)
+        except MalformedMessage:
+            pass
+        raise WorkerNotFound(f"worker {worker_id} has sent no map of its blocks: ask again once it has loaded")
 
     async def tokenize(self, request: JobRequest) -> TokenizerAnswer:
         """The prompt that a job would have. Raises InvalidRequest, WorkerNotFound."""

@@ -22,7 +22,7 @@ _IN_SCRIPT = re.compile(r"call\('([A-Z]+)'")
 _CALLING = ("EVALSHA", "EVAL", "SCRIPT LOAD")
 _READING = (
     "PING", "INFO", "EXISTS", "GET", "HEXISTS", "HGETALL", "HKEYS", "HLEN", "HMGET", "HVALS", "MGET", "XRANGE",
-    "XREVRANGE", "ZRANGE", "ZREVRANGEBYLEX", "SUBSCRIBE", "UNSUBSCRIBE",
+    "XREVRANGE", "XLEN", "ZCARD", "ZRANGE", "ZREVRANGEBYLEX", "SUBSCRIBE", "UNSUBSCRIBE",
 )  # fmt: skip
 # Workers about their memory and tokenizer; pins; dead letters; chats.
 _ASKING = ("BLPOP", "EXPIRE", "HDEL", "HSET", "LTRIM", "RPUSH", "SET", "XDEL")

@@ -82,26 +82,26 @@ async def _lanes(connection: redis.asyncio.Redis, keys: Keys) -> tuple[list[_Lan
     names = [name.decode(errors="replace") for name in models] if isinstance(models, list) else []
     for name in names:
         for priority in CLASSES:
-            pipeline.zrange(keys.tenants(priority, name), 0, _TENANTS - 1)
+            pipeline.zrange(keys.turns(priority, name), 0, _TENANTS - 1)
         pipeline.zrange(keys.parked(name), 0, _TENANTS - 1)
     replies: list[Any] = await pipeline.execute(raise_on_error=False) if names else []
     lanes, places = [], iter(replies)
     for name in names:
-        lanes += [_Lane(name, "", keys.lane(kind, name)) for kind in ("resume", "solo")]
+        lanes += [_Lane(name, "", keys.backlog(kind, name)) for kind in ("resume", "solo")]
         lanes.append(_Lane(name, "", keys.bound(name)))
         for priority in CLASSES:
             tenants = next(places)
             known = tenants if isinstance(tenants, list) else []
-            lanes += [
-                _Lane(name, priority, keys.backlog(priority, tenant.decode(errors="replace"), name)) for tenant in known
-            ]
-        lanes += [
-            _Lane(name, priority, keys.backlog(priority, tenant, name)) for priority, tenant in _parked(next(places))
-        ]
+            lanes += [_own_lane(keys, name, priority, tenant.decode(errors="replace")) for tenant in known]
+        lanes += [_own_lane(keys, name, *member) for member in parked_members(next(places))]
     return lanes, letters, due, tally
 
 
-def _parked(members: Any) -> list[tuple[str, str]]:
+def _own_lane(keys: Keys, model: str, priority: str, tenant: str) -> _Lane:
+    return _Lane(model, priority, keys.backlog(priority, f"{tenant}:{model}"))
+
+
+def parked_members(members: Any) -> list[tuple[str, str]]:
     """Class and tenant of lanes that claims pass over, because their tenants run as many jobs as they may."""
     words = [name.decode(errors="replace").split(" ", 1) for name in members] if isinstance(members, list) else []
     return [(found[0], found[1]) for found in words if len(found) == 2]

@@ -26,6 +26,7 @@ from octavo.terms.messages import (
     TokenizerAnswer,
     TokenizerQuestion,
     Usage,
+    WorkerMap,
 )
 from octavo.terms.models import JobRequest
 from octavo.terms.problems import in_words
@@ -185,6 +186,21 @@ def encode_memory(memory: WorkerMemory) -> bytes:
 def decode_memory(data: bytes) -> WorkerMemory:
     """Raises MalformedMessage."""
     return _model(WorkerMemory, _map(_decode("memory", data)))
+
+
+def encode_map(found: WorkerMap) -> bytes:
+    return _encode_message("map", found)
+
+
+def decode_map(data: bytes) -> WorkerMap:
+    """Raises MalformedMessage."""
+    found = _checked(_decode("map", data), WorkerMap)
+    lengths = found.lengths
+    if len(found.codes) * 2 != len(lengths) or len(lengths) % 4:
+        raise MalformedMessage("a map has one length for each code")
+    if sum(memoryview(lengths).cast("I")) != found.device + found.host:
+        raise MalformedMessage("the runs of a map are not all of its blocks")
+    return found
 
 
 def encode_question(question: TokenizerQuestion) -> bytes:

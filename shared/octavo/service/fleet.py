@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from octavo.client.asynchronous import AsyncClient
 from octavo.terms.errors import WorkerNotFound
+from octavo.terms.fleet import FleetStats, LaneJob
+from octavo.terms.messages import JobStatus
 from octavo.terms.workers import WorkerInfo, WorkerMemory
 
 
@@ -46,19 +48,27 @@ class Snapshot:
     queued: dict[str, int]
     workers: list[WorkerLoad]
     memory: list[WorkerMemory]  # of the workers whose memory was asked for
+    stats: FleetStats
 
     @property
     def tokens_per_s(self) -> float:
         return sum(worker.tokens_per_s for worker in self.workers)
 
+    def jobs(self) -> list[LaneJob]:
+        """Jobs of all lanes: those that run, then those that wait longest."""
+        jobs = [job for lane in self.stats.lanes for job in lane.jobs]
+        return sorted(jobs, key=lambda job: (job.status is not JobStatus.RUNNING, job.created_at))
+
 
 class Reader:
-    """One reading after the other; rates are those since the one before. Only workers whose id begins with `prefix`."""
+    """One reading after the other; rates are those since the one before. Only workers whose id begins with `prefix`,
+    with their memory where `memory` is set."""
 
     def __init__(self, client: AsyncClient, prefix: str, *, memory: bool) -> None:
         self._client = client
         self._prefix = prefix
-        self._memory = memory
+        self.memory = memory
+        self._stats = client.stats_reader()
         self._made: dict[str, int] = {}
         self._since = time.monotonic()
 
@@ -68,7 +78,7 @@ class Reader:
         workers = [worker for worker in found if worker.id.startswith(self._prefix)]
         loads = [_load(worker, self._made.get(worker.id), now - self._since) for worker in workers]
         self._made, self._since = {worker.id: worker.stats.generated_tokens for worker in workers}, now
-        return Snapshot(queued, loads, await self._ask(workers) if self._memory else [])
+        return Snapshot(queued, loads, await self._ask(workers) if self.memory else [], await self._stats.read())
 
     async def _ask(self, workers: list[WorkerInfo]) -> list[WorkerMemory]:
         questions = (self._client.worker_memory(worker.id) for worker in workers)

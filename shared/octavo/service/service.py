@@ -13,12 +13,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from octavo.service.children import Child, restart_delay
+from octavo.service.controls import Owned, controls
 from octavo.service.fleet import live_workers
 from octavo.service.ports import refusal
 from octavo.service.server import server_url
@@ -55,6 +56,7 @@ class Plan:
     environment: dict[str, str] = field(default_factory=dict)
     tensor_parallel: int = 1
     secret_file: Path | None = None
+    controls: Path | None = None
 
     @property
     def api_url(self) -> str:
@@ -75,6 +77,8 @@ class Service:
         gateway = {"OCTAVO_HOST": plan.host, "OCTAVO_PORT": str(plan.port)}
         if plan.secret_file is not None:
             gateway["OCTAVO_SECRET_FILE"] = str(plan.secret_file)
+        if plan.controls is not None:
+            gateway["OCTAVO_CONTROLS"] = str(plan.controls)
         worker = {
             "OCTAVO_MODEL": plan.model,
             "OCTAVO_THREADS": str(_threads(plan.workers * plan.tensor_parallel)),
@@ -82,17 +86,52 @@ class Service:
             "OCTAVO_REPLICAS": "1",  # each is a child of this process
             "OCTAVO_DEVICES": "",
         }
-        devices = device_groups(gpus(), plan.tensor_parallel)
-        python = [sys.executable, "-P", "-m"]  # without the folder that it was started in
-        self.gateway = Child(
-            "gateway", [*python, "octavo_gateway"], shared | gateway, log=log, on_exit=self._events.put
-        )
-        self.workers = []
-        for n in range(plan.workers):
-            device = {"CUDA_VISIBLE_DEVICES": devices[n % len(devices)]} if devices else {}
-            environment = worker | shared | device | _metrics_port(n + 1)
-            name = f"worker-{n + 1}"
-            self.workers.append(Child(name, [*python, "octavo_worker"], environment, log=log, on_exit=self._events.put))
+        self._devices = device_groups(gpus(), plan.tensor_parallel)
+        self._environment = worker | shared
+        self._paused: set[int] = set()
+        self._log = log
+        self.gateway = self._child("gateway", "octavo_gateway", shared | gateway)
+        self.workers = [self._new_worker(number) for number in range(1, plan.workers + 1)]
+
+    def _new_worker(self, number: int) -> Child:
+        devices = self._devices
+        device = {"CUDA_VISIBLE_DEVICES": devices[(number - 1) % len(devices)]} if devices else {}
+        return self._child(f"worker-{number}", "octavo_worker", self._environment | device | _metrics_port(number))
+
+    def _child(self, name: str, module: str, environment: dict[str, str]) -> Child:
+        command = [sys.executable, "-P", "-m", module]  # without the folder that it was started in
+        return Child(name, command, environment, log=self._log, on_exit=self._events.put)
+
+    def owned(self) -> list[Owned]:
+        """The workers that run, or are stopped."""
+        running = [worker for worker in list(self.workers) if worker.pid and worker.returncode is None]
+        return [Owned(worker.name, worker.pid, worker.pid in self._paused) for worker in running]
+
+    def add_worker(self) -> None:
+        """Start one more, which counts as the others do from then on."""
+        child = self._new_worker(len(self.workers) + 1)
+        self.workers.append(child)
+        child.start()
+
+    def kill_worker(self, pid: int) -> None:
+        """SIGKILL to all of its processes; it is started again as after any death. Raises LookupError."""
+        self._signal(pid, signal.SIGKILL)
+        self._paused.discard(pid)
+
+    def pause_worker(self, pid: int) -> None:
+        """Stop its processes where they are. Raises LookupError."""
+        self._signal(pid, signal.SIGSTOP)
+        self._paused.add(pid)
+
+    def resume_worker(self, pid: int) -> None:
+        """Let them go on. Raises LookupError."""
+        self._signal(pid, signal.SIGCONT)
+        self._paused.discard(pid)
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        if all(worker.pid != pid for worker in self.owned()):
+            raise LookupError(pid)
+        os.killpg(pid, number)  # a worker leads a session of its own
 
     @property
     def children(self) -> list[Child]:
@@ -138,6 +177,9 @@ class Service:
         """Workers first, so that they hand their jobs back; the gateway last. A second Ctrl-C kills them."""
         try:
             for group in (self.workers, [self.gateway]):
+                for pid in self._paused.copy():  # what is stopped hears nothing
+                    with suppress(LookupError):
+                        self.resume_worker(pid)
                 for child in group:
                     child.terminate()
                 for child in group:
@@ -163,7 +205,8 @@ def service(plan: Plan, log: ServiceLog | None) -> Iterator[Service]:
             running = Service(plan, redis_url, log)
             try:
                 running.start()
-                yield running
+                with nullcontext() if plan.controls is None else controls(plan.controls, running):
+                    yield running
             finally:
                 running.stop()
     finally:

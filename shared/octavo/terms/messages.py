@@ -60,6 +60,25 @@ class Usage(QueueMessage, frozen=True):
     accepted_tokens: int = 0
 
 
+class WorkerMap(QueueMessage, frozen=True):
+    """A worker's KV memory, block by block: those of its `device`, then those of the `host`, which hold what sequences
+    had when they were swapped. Neighbouring blocks of equal codes are a run: `codes` has 16 bits for each,
+    `lengths` 32, the least significant byte first.
+
+    A code is free (0), cached (1), quarantined (2), or 16 and the place of a job in `owners`. 0x8000 is added where
+    several sequences share a block, which is that of the first, 0x4000 where a pin keeps it resident.
+    """
+
+    worker: str
+    at: float
+    block_size: int
+    device: int
+    host: int
+    owners: tuple[str, ...]
+    codes: bytes
+    lengths: bytes
+
+
 class TopLogprob(QueueMessage, frozen=True):
     """One alternative: its id, its bytes (a token may be part of a character) and its natural log-probability."""
 

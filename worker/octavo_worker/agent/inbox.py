@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from octavo.client.pins import PINS_CHANGED
 from octavo.queue.connection import answered
 from octavo.queue.keys import Keys
+from octavo.queue.questions import MAP_QUESTION
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +22,13 @@ _ANSWER_TTL_S = 10
 _RETRY_S = 1.0
 
 
+Describe = Callable[[], Awaitable[bytes | None]]
+
+
 class Inbox:
-    """Answers questions about memory: `describe` gives an answer, or None while there is no engine. Calls
-    `pins_changed` when a message says so, and every few seconds in case the message was lost."""
+    """Answers questions about memory: the first of `answers` gives that to most, the second that to the question about
+    all blocks, either None while there is no engine. Calls `pins_changed` when a message says so, and every few
+    seconds in case the message was lost."""
 
     def __init__(
         self,
@@ -31,13 +36,13 @@ class Inbox:
         keys: Keys,
         worker_id: str,
         *,
-        describe: Callable[[], Awaitable[bytes | None]],
+        answers: tuple[Describe, Describe],
         pins_changed: Callable[[], Awaitable[None]],
     ) -> None:
         self._connection = connection
         self._keys = keys
         self._name = keys.inbox(worker_id)
-        self._describe = describe
+        self._describe, self._describe_blocks = answers
         self._pins_changed = pins_changed
 
     async def run(self) -> None:
@@ -48,8 +53,10 @@ class Inbox:
                 if not asking or PINS_CHANGED in asking:
                     await self._pins_changed()
                 asking.discard(PINS_CHANGED)
-                if asking and (answer := await self._describe()) is not None:
-                    await self._answer(asking, answer)
+                mapped = {asked for asked in asking if asked.startswith(MAP_QUESTION)}
+                for asked, describe in ((mapped, self._describe_blocks), (asking - mapped, self._describe)):
+                    if asked and (answer := await describe()) is not None:
+                        await self._answer(asked, answer)
             except (RedisError, OSError) as error:
                 log.debug("the inbox cannot be read: %s", type(error).__name__)
                 await asyncio.sleep(_RETRY_S)

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Generic, TypeVar
 
+from octavo.terms.messages import WorkerMap
 from octavo.terms.stats import EngineStats
 from octavo.terms.workers import CELL_STATES, WorkerMemory
 from octavo_worker.agent.child import EngineProcess
-from octavo_worker.contract.messages import DescribeMemory, MemoryReport, Ready
+from octavo_worker.contract.messages import BlockReport, DescribeBlocks, DescribeMemory, MemoryReport, Ready
 
 MAP_CELLS = 512
 PATIENCE_S = 2.0  # a step may take long; a client waits for three seconds
 
 
-class Reports:
-    """Questions to the engine that are under way: each of its answers serves all of them."""
+Report = TypeVar("Report", MemoryReport, BlockReport)
 
-    def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[MemoryReport]] = set()
 
-    async def ask(self, engine: EngineProcess) -> MemoryReport | None:
+class Reports(Generic[Report]):
+    """One kind of questions to the engine: each of its answers serves all that are under way."""
+
+    def __init__(self, question: DescribeMemory | DescribeBlocks) -> None:
+        self._question = question
+        self._waiting: set[asyncio.Future[Report]] = set()
+
+    async def ask(self, engine: EngineProcess) -> Report | None:
         """None if the engine does not answer in time."""
-        report: asyncio.Future[MemoryReport] = asyncio.get_running_loop().create_future()
+        report: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._waiting.add(report)
         try:
-            engine.send(DescribeMemory(MAP_CELLS))
+            engine.send(self._question)
             async with asyncio.timeout(PATIENCE_S):
                 return await report
         except TimeoutError:
@@ -33,7 +39,7 @@ class Reports:
         finally:
             self._waiting.discard(report)
 
-    def take(self, report: MemoryReport) -> None:
+    def take(self, report: Report) -> None:
         """The engine has answered."""
         for waiting in self._waiting:
             if not waiting.done():
@@ -67,6 +73,14 @@ def worker_memory(worker_id: str, model: str, report: MemoryReport, limits: Read
             "restored": stats.restored_tokens,
         },
         preemptions=stats.reasons(),
+    )
+
+
+def worker_map(worker_id: str, report: BlockReport, limits: Ready) -> WorkerMap:
+    """Its blocks as they are published."""
+    owners = tuple(owner.partition("#")[0] for owner in report.owners)  # without the claim: see RunningJob
+    return WorkerMap(
+        worker_id, time.time(), limits.block_size, report.device, report.host, owners, report.codes, report.lengths
     )
 
 

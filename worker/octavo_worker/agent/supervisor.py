@@ -34,14 +34,23 @@ from octavo_worker.agent.digest import files_digest, served_digest
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.inbox import Inbox
 from octavo_worker.agent.membership import Membership, ScriptCallCounts, Served
-from octavo_worker.agent.memory import Reports, worker_memory
+from octavo_worker.agent.memory import MAP_CELLS, Reports, worker_map, worker_memory
 from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.prompts.tokens import Prompts
 from octavo_worker.agent.sampling import sampling_defaults
 from octavo_worker.agent.tokenizing import TokenizerDesk
 from octavo_worker.contract.files import ModelNotFound, model_folder, served_name
 from octavo_worker.contract.lifetime import in_words
-from octavo_worker.contract.messages import MemoryReport, Ready, Refused, Shutdown, StepOutput
+from octavo_worker.contract.messages import (
+    BlockReport,
+    DescribeBlocks,
+    DescribeMemory,
+    MemoryReport,
+    Ready,
+    Refused,
+    Shutdown,
+    StepOutput,
+)
 from octavo_worker.contract.options import WorkerOptions
 
 log = logging.getLogger(__name__)
@@ -166,11 +175,16 @@ class Supervisor:
             take=self._agent.take,
         )
         self._overflow = Overflow(connection, self._cell.keys, self._agent, own=self._info, pause_s=options.lease)
-        self._reports = Reports()
+        self._reports = Reports[MemoryReport](DescribeMemory(MAP_CELLS))
+        self._block_reports = Reports[BlockReport](DescribeBlocks())
         self._pins = Pins(connection, self._cell.keys, prompts, self._model)
         self._tokenizer_desk = TokenizerDesk(connection, self._cell.keys, self._model, prompts)
         self._inbox = Inbox(
-            connection, self._cell.keys, worker_id, describe=self._describe_memory, pins_changed=self._pins.sync
+            connection,
+            self._cell.keys,
+            worker_id,
+            answers=(self._describe_memory, self._describe_blocks),
+            pins_changed=self._pins.sync,
         )
 
     def _serve_metrics(self) -> None:
@@ -310,6 +324,8 @@ class Supervisor:
                 self._pins.on_step(message)
             elif isinstance(message, MemoryReport):
                 self._reports.take(message)
+            elif isinstance(message, BlockReport):
+                self._block_reports.take(message)
 
     async def _describe_memory(self) -> bytes | None:
         engine, limits = self._engine, self._limits
@@ -319,6 +335,12 @@ class Supervisor:
         if report is None:
             return None
         return wire.encode_memory(worker_memory(self._membership.worker_id, self._model, report, limits))
+
+    async def _describe_blocks(self) -> bytes | None:
+        engine, limits = self._engine, self._limits
+        if engine is None or limits is None or (report := await self._block_reports.ask(engine)) is None:
+            return None
+        return wire.encode_map(worker_map(self._membership.worker_id, report, limits))
 
     async def _watch(self) -> None:
         """Kill an engine that hangs; its death does the rest."""

@@ -13,7 +13,7 @@ from array import array
 
 import msgspec
 
-from octavo_worker.contract.messages import MemoryReport, Ready, Refused, StepOutput, ToAgent, ToEngine
+from octavo_worker.contract.messages import BlockReport, MemoryReport, Ready, Refused, StepOutput, ToAgent, ToEngine
 
 MAX_FRAME_BYTES = 256 << 20
 
@@ -32,7 +32,9 @@ def _words(kind: type, data: bytes) -> array[int]:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_bytes)
 _TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine, dec_hook=_words)
-_TO_AGENT: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(Ready | Refused | StepOutput | MemoryReport)
+_TO_AGENT: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(
+    Ready | Refused | StepOutput | MemoryReport | BlockReport
+)
 
 
 def encode_frame(message: ToEngine | ToAgent) -> bytes:

@@ -130,6 +130,10 @@ class DescribeMemory(Message):
     cells: int
 
 
+class DescribeBlocks(Message):
+    """Agent to engine: answer with a `BlockReport`."""
+
+
 class Shutdown(Message):
     """Agent to engine: exit now."""
 
@@ -277,5 +281,16 @@ class MemoryReport(Message):
     host_states: str
 
 
-ToEngine = AddRequest | Abort | PinPrefix | UnpinPrefix | DescribeMemory | Shutdown
-ToAgent = Ready | Refused | StepOutput | MemoryReport
+class BlockReport(Message):
+    """Engine to agent: every block of the `device`, then every one of the `host`, in runs of equal codes (see
+    `octavo.terms.messages.WorkerMap`): `codes` of 16 and `lengths` of 32 bits. `owners` are ids of requests."""
+
+    device: int
+    host: int
+    owners: list[str]
+    codes: bytes
+    lengths: bytes
+
+
+ToEngine = AddRequest | Abort | PinPrefix | UnpinPrefix | DescribeMemory | DescribeBlocks | Shutdown
+ToAgent = Ready | Refused | StepOutput | MemoryReport | BlockReport

@@ -8,6 +8,7 @@ from octavo_worker.contract.channel import EngineChannel
 from octavo_worker.contract.messages import (
     Abort,
     AddRequest,
+    DescribeBlocks,
     DescribeMemory,
     PinPrefix,
     Ready,
@@ -17,6 +18,7 @@ from octavo_worker.contract.messages import (
 )
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.engine.grammar import Preparation
+from octavo_worker.engine.kv.block_report import block_report
 from octavo_worker.engine.kv.memory_report import memory_report
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
@@ -112,6 +114,8 @@ class EngineLoop:
                 self._scheduler.kv.pins.unpin(message.name)
             case DescribeMemory():
                 self._channel.send(memory_report(self._scheduler, message.cells))
+            case DescribeBlocks():
+                self._channel.send(block_report(self._scheduler))
             case Shutdown():
                 self._stopping = True
 

@@ -72,6 +72,11 @@ class Requests:
         """All sequences that have not ended."""
         return {sequence for request in self._living.values() for sequence in request.sequences.values()}
 
+    def holders(self) -> list[Sequence]:
+        """The sequences that have blocks, in the order in which their requests came."""
+        found = (sequence for request in self._living.values() for sequence in request.sequences.values())
+        return [sequence for sequence in dict.fromkeys(found) if sequence.table.blocks]
+
     def take_output(self) -> StepOutput:
         """Output gathered since the last call."""
         output, self.output = self.output, StepOutput([], [], [], EngineStats())

@@ -148,6 +148,10 @@ class Scheduler:
         output = self._requests.output
         return bool(output.tokens or output.started or output.failed)
 
+    def holders(self) -> list[Sequence]:
+        """The sequences that have blocks, in the order in which their requests came."""
+        return self._requests.holders()
+
     def stats(self) -> EngineStats:
         counters, decisions, host = self.cache.counters, self.kv.decisions, self.kv.host
         return EngineStats(

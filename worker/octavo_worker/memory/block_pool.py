@@ -37,6 +37,7 @@ class BlockPool:
         self.refs = [0] * end
         self._hash: list[bytes | None] = [None] * end
         self._by_hash: dict[bytes, int] = {}
+        self.contents = bytearray(end)  # 1 where a block's content can be found: copied whole for a map
         # The null block doubles as the list's sentinel: its successor is the head, its predecessor the tail.
         self._next = [*range(1, end), NULL_BLOCK]
         self._prev = [end - 1, *range(end - 1)]
@@ -127,6 +128,7 @@ class BlockPool:
             return False
         self._hash[block] = digest
         self._by_hash[digest] = block
+        self.contents[block] = 1
         return True
 
     def unpublish(self, block: int) -> None:
@@ -205,7 +207,7 @@ class BlockPool:
         if sum(count > 1 for count in self.refs) != self._shared:
             raise AssertionError("count of shared blocks is wrong")
         published = {digest: block for block, digest in enumerate(self._hash) if digest is not None}
-        if published != self._by_hash:
+        if published != self._by_hash or [bool(digest) for digest in self._hash] != [*map(bool, self.contents)]:
             raise AssertionError("hash index and blocks disagree")
         if tables is not None:
             self._check_references(tables)
@@ -252,3 +254,4 @@ class BlockPool:
         assert digest is not None
         del self._by_hash[digest]
         self._hash[block] = None
+        self.contents[block] = 0

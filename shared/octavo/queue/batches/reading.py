@@ -78,6 +78,18 @@ async def list_batches(
     return found[:limit]
 
 
+async def list_open(connection: redis.asyncio.Redis, keys: BatchKeys, limit: int) -> list[BatchInfo]:
+    """Batches of all tenants that have not ended, those first whose turn or lease's end comes first."""
+    pipeline = connection.pipeline(transaction=False)
+    for name in (keys.leases, keys.due):
+        pipeline.zrange(name, 0, limit - 1)
+    async with answered():
+        names = [name.decode(errors="replace") for found in await pipeline.execute() for name in found]
+    ids = [name for name in dict.fromkeys(names) if is_id(BATCH, name)][:limit]
+    infos = await rows(connection, ids, keys.batch, _BATCH_FIELDS, _batch)
+    return [info for info in infos if info is not None and not info.status.is_terminal]
+
+
 async def read_members(connection: redis.asyncio.Redis, name: str, count: int) -> list[Member]:
     """The first members of a batch's open or ended jobs, by place."""
     async with answered():

@@ -84,6 +84,7 @@
 --   P:hc                  HASH   waiting, failed: deliveries that wait, and that ever failed to the end
 --   P:tally               HASH   takeovers:<model>, refused:<model>: counts since the server was set up
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter
+--   P:page:<digest>       STRING the tenant of a live page that was loaded, by its token's digest (expires)
 --   P:probe               STRING written to find out whether the server takes writes (expires)
 --   P:tasks:<app>  P:tasks-sent:<app>  P:tasks-due:<app>  HASH, ZSET, ZSET  Celery tasks that wait for jobs
 --   P:aside:j:<id>  P:aside:t:<id>  what stood in the place of a job's hash or stream and was none (expires)

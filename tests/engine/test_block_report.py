@@ -1,0 +1,86 @@
+"""The map of blocks: which request has which, by the pool's own accounts. On a fake model."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+
+from engine_driver import Driver, make_request, prompt
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo_worker.contract.messages import PinPrefix
+from octavo_worker.engine.kv.block_report import CACHED, FIRST_OWNER, FREE, PINNED, QUARANTINED, SHARED, block_report
+from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.memory.cost import PreemptionPolicy
+
+
+def codes_of(scheduler: Scheduler) -> tuple[list[int], list[str], int]:
+    """The code of each block, device first; the owners; how many are the device's."""
+    report = block_report(scheduler)
+    codes, lengths = array("H", report.codes), array("I", report.lengths)
+    cells = [code for code, length in zip(codes, lengths, strict=True) for _ in range(length)]
+    assert len(cells) == report.device + report.host
+    assert all(one != other for one, other in pairwise(codes)), "neighbours are one run"
+    return cells, report.owners, report.device
+
+
+def owner_of(code: int, owners: list[str]) -> str | None:
+    place = (code & ~(SHARED | PINNED)) - FIRST_OWNER
+    return owners[place] if place >= 0 else None
+
+
+ASKED = st.tuples(st.integers(1, 130), st.integers(0, 2), st.integers(1, 3))
+"""Tokens of a prompt, the beginning that it has in common with others, and samples."""
+
+
+@given(st.lists(ASKED, min_size=1, max_size=8), st.data())
+def test_every_block_is_of_the_request_whose_table_has_it(asked: list[tuple[int, int, int]], data: st.DataObject):
+    """Prompts that share beginnings, parallel samples, some of which have ended."""
+    driver = Driver.create(120, token_budget=4096)
+    for number, (length, family, n) in enumerate(asked):
+        driver.add(make_request(str(number), prompt(length, 300 * family), max_tokens=2 + number, n=n))
+    for _ in range(data.draw(st.integers(1, 9))):
+        driver.step()
+    cells, owners, _ = codes_of(driver.scheduler)
+    pool, expected = driver.scheduler.pool, {}
+    for sequence in driver.scheduler.holders():
+        for block in sequence.table.held:
+            expected.setdefault(block, sequence.request.id)
+    for block, code in enumerate(cells, 1):
+        assert owner_of(code, owners) == expected.get(block)
+        assert bool(code & SHARED) == (pool.refs[block] > 1)
+        if block not in expected:
+            assert code == (CACHED if pool.hash_of(block) else FREE)
+    assert cells.count(CACHED) == pool.cached
+
+
+def test_swapped_blocks_are_the_hosts_and_leave_through_quarantine():
+    """8 blocks: two prompts of 3 blocks each grow until the second is preempted."""
+    driver = Driver.create(9, 4, runner={"num_host_blocks": 21}, policy=PreemptionPolicy("swap"))
+    for number in range(2):
+        driver.add(make_request(str(number), prompt(12, 100 * number), max_tokens=20))
+    seen = set()
+    while driver.scheduler.has_requests:
+        driver.step()
+        cells, owners, device = codes_of(driver.scheduler)
+        on_host = {owner_of(code, owners) for code in cells[device:]} - {None}
+        assert on_host == {one.request.id for one in driver.scheduler.holders() if one.is_swapped}
+        seen |= on_host
+        assert cells[:device].count(QUARANTINED) == driver.scheduler.pool.quarantined
+    assert seen == {"1"}
+
+
+def test_pinned_blocks_are_told_apart_also_those_that_a_request_has():
+    driver = Driver.create(40)
+    driver.scheduler.pin(PinPrefix("system", prompt(64)))
+    while driver.scheduler.has_requests or driver.scheduler.has_output:
+        driver.step()
+    pins = driver.scheduler.kv.pins.blocks
+    cells, _, _ = codes_of(driver.scheduler)
+    assert len(pins) == 4
+    assert {cells[block - 1] for block in pins} == {CACHED | PINNED}
+    driver.add(make_request("a", prompt(80), max_tokens=9))
+    driver.step()
+    cells, owners, _ = codes_of(driver.scheduler)
+    assert {(owner_of(cells[block - 1], owners), cells[block - 1] & PINNED) for block in pins} == {("a", PINNED)}
