@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
 from types import FrameType
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 
 from octavo import AsyncClient
+from octavo.terms.errors import OctavoError
 from octavo.terms.secret import Secret
 from octavo_gateway import errors
 from octavo_gateway.auth.keyring import Keyring
@@ -87,6 +88,8 @@ async def _running(settings: GatewaySettings, keyring: Keyring, secret: Secret |
     gateway.spawn(reap_forever(client))
     if gateway.key_cache is not None and not keyring.is_open:
         gateway.spawn(gateway.key_cache.listen())
+    if keyring.is_open:
+        gateway.spawn(_warn_of_keys(gateway))
     if keyring.is_open and not is_loopback(settings.host):
         log.warning("no API keys: other hosts that reach %s may submit; --api-keys asks for one", settings.host)
     try:
@@ -94,6 +97,12 @@ async def _running(settings: GatewaySettings, keyring: Keyring, secret: Secret |
             yield gateway
     finally:
         await gateway.close()
+
+
+async def _warn_of_keys(gateway: Gateway) -> None:
+    with suppress(OctavoError):
+        if await gateway.keys.any():
+            log.warning("the server keeps API keys, and this gateway asks for none: --require-keys makes it")
 
 
 @contextmanager

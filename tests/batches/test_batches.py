@@ -12,14 +12,20 @@ import openai
 import pytest
 import redis
 from clerks import CHAT, RESPONSES, TEXT, begin, encoded, line, lines_of, reach, working
+from pydantic import SecretStr
 from scripted_worker import CONTEXT, ScriptedWorker, whole_text
+from serving import serving
 from waiting import until
 
 from octavo import AsyncClient
+from octavo.client.keys import KeyClient
 from octavo.queue.calls import run_sync
 from octavo.queue.tenants.limits import TenantCell
 from octavo.service.clerk.desk import Desk
 from octavo.service.storage import open_storage
+from octavo.terms.api_keys import KeyDigests
+from octavo.terms.secret import Secret
+from octavo_gateway.settings import GatewaySettings
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -63,6 +69,23 @@ async def test_a_batch_runs_from_its_file_to_its_outputs(ai, other, worker, cler
         await other.batches.retrieve(batch.id)
     assert {request.priority for request in worker.seen} == {"batch"}
     assert len(worker.seen) == 70
+
+
+async def test_jobs_know_the_key_that_asked_for_their_batch(
+    redis_url: str, redis_sync: redis.Redis, folder: Path, worker: ScriptedWorker
+) -> None:
+    secret = "a secret of a service, of more than 32 characters"
+    settings = GatewaySettings(redis_url=redis_url, files=str(folder), secret=SecretStr(secret), require_keys=True)
+    async with KeyClient(redis_url, KeyDigests(Secret([secret]))) as keys:
+        made, key = await keys.create("acme", "nightly")
+    with serving(settings) as url:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key.text, max_retries=0) as ai,
+            working(redis_url, folder),
+        ):
+            await reach(ai, (await begin(ai, encoded(line("a"), line("b")))).id, "completed")
+    jobs = list(redis_sync.scan_iter("*:j:*"))
+    assert [redis_sync.hmget(job, "tn", "key") for job in jobs] == [[b"acme", made.id.encode()]] * 2
 
 
 @pytest.mark.parametrize("url", [CHAT, RESPONSES])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -124,6 +124,55 @@ async def test_all_gateways_hear_of_a_change(own_gateway: Callable[..., str], ke
         assert await code_of(url, third) == (200, None)
 
 
+class Hearing(KeyCache):
+    """A cache that tells what it heard."""
+
+    heard: ClassVar[list[str]]
+
+    def forget(self, key_id: str) -> None:
+        super().forget(key_id)
+        self.heard.append(key_id)
+
+
+async def test_a_gateway_hears_of_every_change(
+    keys: KeyClient, redis_async: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order: what is heard before the mark that follows a change is all that there is of it."""
+    heard: list[str] = []
+    monkeypatch.setattr(Hearing, "heard", heard, raising=False)
+    listening = asyncio.create_task(Hearing(keys, DIGESTS, lambda work: work.close()).listen())
+    account = await keys.create_account("globex", "ci")
+
+    async def told_of(change: Coroutine[Any, Any, Any]) -> tuple[list[str], Any]:
+        heard.clear()
+        outcome = await change
+        await redis_async.publish(KEYS.changes, "mark")
+        await until(lambda: "mark" in heard)
+        return heard[:-1], outcome
+
+    try:
+        await until(lambda: heard == ["*"])
+        told, (made, _) = await told_of(keys.create("acme", "ci"))
+        assert told == [made.id]
+        of_account, _ = await keys.create("globex", "ci", account=account.id)
+        await until(lambda: of_account.id in heard)
+        assert (await told_of(keys.change(made.id, scopes=frozenset({Scope.USAGE}))))[0] == [made.id]
+        assert (await told_of(keys.rotate(made.id)))[0] == [made.id]
+        assert (await told_of(keys.touch(made.id)))[0] == []
+        assert (await told_of(keys.revoke(made.id)))[0] == [made.id]
+        assert (await told_of(keys.drop_account(account.id, tenant="globex")))[0] == [of_account.id]
+        assert (await told_of(keys.archive("globex")))[0] == ["*"]
+    finally:
+        listening.cancel()
+        await asyncio.wait([listening])
+
+
+async def test_archived_keys_refused(redis_url: str, cache: KeyCache, lookups: Lookups) -> None:
+    _, key = await lookups.create("acme", "ci")
+    await lookups.archive("acme")
+    assert await refusal(cache, key) == "project_archived"
+
+
 async def test_a_gateway_without_a_secret_says_what_it_lacks(own_gateway: Callable[..., str], keys: KeyClient) -> None:
     _, key = await keys.create("acme", "ci")
     url = own_gateway(api_keys="acme:a-key")
@@ -138,6 +187,17 @@ async def test_keys_are_asked_for_where_they_are_required(own_gateway: Callable[
     async with httpx.AsyncClient(timeout=STALL_S) as http:
         assert (await http.get(f"{own_gateway(secret=SECRET)}/v1/jobs")).status_code == 200
         assert (await http.get(f"{own_gateway(secret=SECRET, require_keys=True)}/v1/jobs")).status_code == 401
+
+
+async def test_a_gateway_that_ignores_keys_says_so(
+    own_gateway: Callable[..., str], keys: KeyClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "this gateway asks for none"
+    await keys.create("acme", "ci")
+    own_gateway(secret=SECRET, require_keys=True)
+    assert words not in caplog.text
+    own_gateway()
+    await until(lambda: words in caplog.text)
 
 
 def test_a_file_may_hold_digests(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -92,6 +93,22 @@ async def test_a_key_without_scopes_of_its_own_is_a_tenant_s(url: str, keys: Key
         for path in ("/metrics", "/v1/workers/w/memory"):
             refused = await http.get(path, headers=bearer(key))
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_an_operator")
+
+
+async def test_a_confined_key_creates_no_batches(
+    own_gateway: Callable[..., str], keys: KeyClient, tmp_path: Path
+) -> None:
+    url = own_gateway(secret=SECRET, require_keys=True, files=str(tmp_path / "files"))
+    _, mine = await keys.create("acme", "ci", models=[MODEL])
+    _, free = await keys.create("acme", "ci")
+    async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
+        file = await http.post(
+            "/v1/files", headers=bearer(mine), data={"purpose": "batch"}, files={"file": ("in.jsonl", b"{}")}
+        )
+        body = {"input_file_id": file.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        refused = await http.post("/v1/batches", headers=bearer(mine), json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_allowed")
+        assert (await http.post("/v1/batches", headers=bearer(free), json=body)).status_code == 200
 
 
 async def test_a_key_is_confined_to_models(url: str, keys: KeyClient, redis_url: str) -> None:

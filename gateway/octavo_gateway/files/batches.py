@@ -46,6 +46,7 @@ async def create(
         window_s=body.window_s,
         metadata=body.metadata,
         output_expires_s=expiry.seconds if expiry is not None else None,
+        key_id=caller.key_id,
     )
     info = await files.client.create(new, idempotency_key=idempotency_key)
     if info is None:

@@ -98,3 +98,4 @@ class BatchInfo:
     error_file_id: str | None = None
     errors: Sequence[LineError] = ()
     reached: Mapping[BatchStatus, float] = field(default_factory=dict)
+    key_id: str = ""  # of the API key that asked for it

@@ -1,8 +1,8 @@
 #!lua
 -- Accept a batch. Its input cannot go before it has ended. Repeating it with the same id changes nothing.
 -- KEYS    P
--- ARGV    msgpack of a map: id tenant endpoint input window window_s; where there are metadata, output_expires_s, an
---         idempotency_key with hash (of the request) and seconds for which it is known
+-- ARGV    msgpack of a map: id tenant endpoint input window window_s; where there are metadata, output_expires_s, key (id of
+--         the API key that asks), an idempotency_key with hash (of the request) and seconds for which it is known
 -- Reply   {'ok', id} | {'conflict', id} | {'no_file'} | {'purpose', that of the file}
 --- @include files
 local new = cmsgpack.unpack(ARGV[1])
@@ -27,6 +27,7 @@ local function note(field, value)
 end
 note('meta', new.metadata)
 note('oexp', new.output_expires_s)
+note('key', new.key)
 call('HSET', hash, unpack(batch))
 if named then call('SET', named, new.id .. ' ' .. new.hash, 'EX', new.seconds) end
 use_file(new.input, 1)

@@ -156,6 +156,7 @@ def _call(desk: Desk, batch: BatchInfo, line: LineOfBatch, job: JobRequest, prio
         limits=desk.limits,
         retention=desk.retention,
         line=line,
+        key_id=batch.key_id,
     )
 
 

@@ -54,11 +54,12 @@
 --   P:files  P:fx         ZSET   all files as P:jobs has jobs; by the ms at which they expire
 --   P:fq                  HASH   bytes of files by tenant
 --   P:mark                STRING which storage the files are in
---   P:bt:<id>             HASH   tn ep in win ct dl st model total cur done failed u_in u_cached u_out u_reason meta oexp
+--   P:bt:<id>             HASH   tn ep in win ct dl st model total cur done failed u_in u_cached u_out u_reason meta oexp key
 --                                errs out err tok ftok wid, <state>_at (tenant, endpoint, input file, window as it was asked
 --                                for, times created and due in ms, state, model, lines, places submitted, lines that
 --                                succeeded and that failed, their tokens, metadata, seconds that outputs are kept, errors of
---                                the file, output and error file, owner's token, token that finished it, clerk)
+--                                the file, id of the API key that asked, output and error file, owner's token, token
+--                                that finished it, clerk)
 --   P:bto:<id>  P:bte:<id>  ZSET  jobs of a batch that are open; that have ended and whose line is in no part: by place
 --   P:btp:<id>            LIST   its parts that count
 --   P:bts  P:btL          ZSET   batches by the ms from which they may be taken, and at which their owner's lease ends
