@@ -40,7 +40,7 @@ return counts
 
 @dataclass
 class Story:
-    """What was done, and what readers were told."""
+    """Deeds of the test, and what readers were told."""
 
     tenants: dict[str, int]  # to their caps of running jobs
     chance: random.Random
@@ -52,7 +52,7 @@ class Story:
 
 
 async def soak(folder: Path, *, jobs: int, kills: int, seed: int, seconds: float = 0.0) -> list[str]:
-    """What is wrong at the end. Kills go on until there were as many, and the seconds are over."""
+    """Faults at the end. Kills go on until there were as many, and the seconds are over."""
     chance = random.Random(seed)
     story = Story({f"tenant-{number}": chance.randint(1, 4) for number in range(TENANTS)}, chance)
     async with killable_service(folder, Retention(stream_s=3600)) as (server, client, connection):

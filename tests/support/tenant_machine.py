@@ -160,7 +160,7 @@ class TenantMachine(RuleBasedStateMachine):
 
     @invariant()
     def settled(self) -> None:
-        """What has ended is settled once, and in the account once."""
+        """A job that has ended is settled once, and in the account once."""
         for job_id, job in self.jobs.items():
             state = self.world.state(job_id)
             if job.has_ended or state["st"] not in ENDED:

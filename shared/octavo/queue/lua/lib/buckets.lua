@@ -13,8 +13,9 @@ local function bucket_of(scopes, limits, scope, kind)
   local limit = limits[scope] and limits[scope][name]
   if not limit then return nil end
   local capacity = limits[scope][name .. '_capacity'] or limit
+  -- All of its fields at once: a table that grows is made anew.
   return {field = scopes[scope] .. ' ' .. name, mark = scope .. kind, scope = scope, kind = kind, name = name,
-    capacity = capacity, rate = limit / period_ms}
+    capacity = capacity, rate = limit / period_ms, level = capacity, takes = 0, needs = 0, is_ahead = false}
 end
 
 -- What is in it now. A time that lies in the future is one of another clock: it refills from now.
