@@ -95,14 +95,14 @@ async def test_types_of_events(ai: openai.AsyncOpenAI, receiver: Receiver) -> No
         assert str(refused.value.param).startswith("event_types")
 
 
-@pytest.mark.parametrize("host", HOSTS)
-async def test_no_private_address_is_taken(redis_url: str, host: str) -> None:
+async def test_no_private_address_is_taken(redis_url: str) -> None:
     settings = GatewaySettings(redis_url=redis_url, secret="s" * 40, webhook_http=True)
     with serving(settings) as url:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
-            with pytest.raises(openai.BadRequestError) as refused:
-                await ai.webhooks.create(name="n", url=f"http://{host}/", event_types=["batch.failed"])
-            assert (refused.value.code, refused.value.param) == ("invalid_url", "url")
+            for host in HOSTS:
+                with pytest.raises(openai.BadRequestError) as refused:
+                    await ai.webhooks.create(name="n", url=f"http://{host}/", event_types=["batch.failed"])
+                assert (refused.value.code, refused.value.param) == ("invalid_url", "url"), host
 
 
 async def test_update_and_test_check_the_address_again(
