@@ -17,10 +17,10 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
-    MixtralConfig,
     Olmo2Config,
     OPTConfig,
     Phi3Config,
+    PhiConfig,
     PreTrainedConfig,
 )
 
@@ -202,7 +202,7 @@ def test_dummy_weights_of_a_quantised_config(form: str, ranks: int, tmp_path: Pa
             "a vocabulary of 60 tokens cannot be",
         ),
         (Olmo2Config(**SMALL), 2, "a norm over all heads of queries and of keys together, as in OLMo 2"),
-        (MixtralConfig(**SMALL), 2, "--tensor-parallel covers the models of octavo's own decoder, not 'mixtral'"),
+        (PhiConfig(**SMALL), 2, "--tensor-parallel covers the models of octavo's own decoder, not 'phi'"),
         (GPTNeoXConfig(hidden_size=64, num_attention_heads=4, intermediate_size=80), 2, "decoder, not 'gpt_neox'"),
     ],
     ids=str,

@@ -18,6 +18,7 @@ from transformers import (
     GraniteMoeSWAConfig,
     HunYuanMoEV1Config,
     HYV3Config,
+    MellumConfig,
     MiniMaxM2Config,
     MixtralConfig,
     OlmoeConfig,
@@ -85,6 +86,10 @@ MIXED: dict[str, PreTrainedConfig] = {
     "dots1": Dots1Config(**FOUR, **GROUPED, sliding_window=24, max_window_layers=2, first_k_dense_replace=1),
     "glm4_moe": Glm4MoeConfig(**COMMON, **GROUPED, first_k_dense_replace=1),
     "glm4_moe-normed": Glm4MoeConfig(**COMMON, **GROUPED, use_qk_norm=True, attention_bias=True),
+    "mellum": MellumConfig(
+        **COMMON, **EXPERTS, head_dim=24, sliding_window=24, mlp_layer_types=["dense", "sparse", "sparse"],
+        layer_types=["full_attention", "full_attention", "sliding_attention"],
+    ),
     "solar_open": SolarOpenConfig(**COMMON, **GROUPED, head_dim=16),
     "minimax_m2": MiniMaxM2Config(
         **COMMON, **LOCAL, head_dim=16, rope_parameters={"rope_theta": 900.0, "partial_rotary_factor": 0.5}

@@ -23,12 +23,14 @@ from octavo_worker.ranks.processes import Ranks
 
 from .conftest import Pair
 from .drive import Answers, Engine, request
+from .mixed import MIXED
 from .test_preemption import MixedPolicy
 from .zoo import OWN, VOCAB
 
 REFUSED = {"olmo2", "olmo3", "olmoe", "olmoe-normalised", "flex_olmo", "minimax_m2"}  # one norm for all heads
 FAMILIES = sorted(set(OWN) - REFUSED)
 CLOSE = 2e-5
+CLOSE_MIXED = 5e-5  # a router magnifies what ranks round otherwise
 END = list(range(0, VOCAB, 9))
 
 
@@ -91,7 +93,8 @@ def test_every_family(name: str, cpu_pair: Callable[[str], Pair], ranked: Callab
     runner = ranked(pair.folder)
     assert runner.numerics == f"{pair.runner.numerics} tp2"
     assert runner.num_blocks == pair.runner.num_blocks
-    assert_close(Engine(runner).run(all_kinds()), Engine(pair.runner).run(all_kinds()))
+    close = CLOSE_MIXED if name in MIXED else CLOSE
+    assert_close(Engine(runner).run(all_kinds()), Engine(pair.runner).run(all_kinds()), close)
 
 
 def random_requests(count: int) -> list[AddRequest]:

@@ -15,7 +15,7 @@ from .conftest import Pair
 from .drive import Answers, Engine, request
 from .zoo import VOCAB
 
-SLIDING = {"mistral": 24, "phi3": 60, "mixtral-sliding": 24}  # the last one takes the transformers route
+SLIDING = {"mistral": 24, "phi3": 60, "mixtral-sliding": 24}  # on a GPU the last one takes the transformers route
 BUDGET = 80  # tokens a step: prompts are cut into chunks
 
 

@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bfloat16": ("llama", {"dtype": "bfloat16"}),
     "sliding": ("mistral", {"dtype": "bfloat16"}),
     "some layers slide": ("gemma2", {"dtype": "float32"}),
-    "transformers' code": ("gpt_oss", {"dtype": "bfloat16"}),
+    "transformers' code": ("gpt_neox", {"dtype": "bfloat16"}),
     "bundled": ("demo", {}),
     "int8 cache": ("demo", {"kv_dtype": "int8"}),
     "fp8 cache": ("demo", {"kv_dtype": "fp8"}),

@@ -13,6 +13,7 @@ from transformers import (
     Gemma3Config,
     Gemma3TextConfig,
     Glm4vConfig,
+    Glm4vMoeConfig,
     Idefics3Config,
     InternVLConfig,
     LlamaConfig,
@@ -77,6 +78,19 @@ WRAPPED: dict[str, PreTrainedConfig] = {
         text_config={
             **COMMON,
             "rope_parameters": {**ROTATED, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]},
+        },
+        vision_config={**SPATIAL, "hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 64, "image_size": 28},
+    ),
+    "glm4v_moe": Glm4vMoeConfig(
+        text_config={
+            **COMMON,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": PARTLY,
         },
         vision_config={**SPATIAL, "hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 64, "image_size": 28},
     ),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_kernels.ops import Routing
 from octavo_kernels.products.naming import way_of
 from octavo_kernels.products.weights import PER_BYTE, Activations, Codes, Scheme
 from octavo_worker.assembly.choices import Choices, choose
@@ -25,7 +26,9 @@ from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut
 from octavo_worker.model.config_file import FileConfig
 from octavo_worker.model.decoder import DecoderLayers
+from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.linear import Dense, Linear, Products
+from octavo_worker.model.layers.mixture import EXPERTS_DOWN, EXPERTS_GATE_UP, ROUTER, SHARED_GATE_UP, ExpertMlp
 from octavo_worker.model.layers.mlp import GATE_UP
 from octavo_worker.model.layers.norm import Input
 from octavo_worker.model.layers.quantised import form_of
@@ -33,13 +36,16 @@ from octavo_worker.model.layers.quantised import form_of
 CACHED = 256 << 20
 """Bytes that the caches of a CPU may hold: what is smaller may be read faster than memory gives it."""
 
+GATED = (GATE_UP, EXPERTS_GATE_UP, SHARED_GATE_UP)
+
 CODES = {Codes.INT4: "int4", Codes.INT8: "int8", Codes.FP4: "fp4 (e2m1)", Codes.FP8: "fp8 (e4m3)"}
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
     """A kind of product in `layers` of the layers: how its weights are stored, which kernel computes it for a single
-    sequence, and the bytes of all of those weights. `dequantises`: no kernel reads the codes themselves."""
+    sequence, and the bytes of those weights that one token reads: of some experts only. `dequantises`: no kernel reads
+    the codes themselves."""
 
     name: str
     layers: int
@@ -52,9 +58,9 @@ class Product:
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """`quantization` is what a worker would call it. `products` None: the model runs on its transformers code, whose
-    products are not known. `nbytes` are those of all
-    weights that a step reads; `read_rate` (bytes a second) and `most_tokens_per_s` of a single sequence are None where
-    memory is not what bounds it, or is not known. `advice` is on what the config seems to lack."""
+    products are not known. `nbytes` are those of all weights that a step of one token reads; `read_rate` (bytes a
+    second) and `most_tokens_per_s` of a single sequence are None where memory is not what bounds it, or is not known.
+    `advice` is on what the config seems to lack."""
 
     device: str
     dtype: str
@@ -148,7 +154,7 @@ class Outline(Linear):
     """A layer without its weights: shapes and forms."""
 
     stretches: tuple[Stretch, ...]
-    itemsize: int
+    dtype: torch.dtype  # of what is in floating point
 
     @property
     def forms(self) -> frozenset[str]:
@@ -160,7 +166,7 @@ class Outline(Linear):
 
     @property
     def nbytes(self) -> int:
-        return sum(_bytes_of(stretch, self.itemsize) for stretch in self.stretches)
+        return sum(_bytes_of(stretch, self.dtype.itemsize) for stretch in self.stretches)
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         raise NotImplementedError("an outline has no weights")
@@ -178,7 +184,7 @@ class OutlineFormat:
         for stretch in stretches:
             merged[stretch.scheme, stretch.zeros] += stretch.rows
         alike = (Stretch(rows, matrix.depth, scheme, zeros) for (scheme, zeros), rows in merged.items())
-        return Outline(tuple(alike), reader.dtype.itemsize)
+        return Outline(tuple(alike), reader.dtype)
 
     def _stretches(self, matrix: Matrix, reader: Reader) -> list[Stretch]:
         if isinstance(self._form, QuantisedFormat) and self._is_drawn:
@@ -215,19 +221,34 @@ def _stretch(part: Part, stored: Stored | None, matrix: Matrix, reader: Reader) 
 
 
 def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device) -> list[Product]:
-    kinds = [each for block in layers.blocks for each in block.products().items()]
+    kinds = [
+        (name, _outline(linear), _routing(name, block))
+        for block in layers.blocks
+        for name, linear in block.products().items()
+    ]
     products = []
-    counted = Counter((name, _outline(linear)) for name, linear in [*kinds, ("head", layers.head)])
-    for name in dict.fromkeys(name for name, _ in counted):
-        for (kind, outline), count in counted.items():
+    counted = Counter([*kinds, ("head", _outline(layers.head), None)])
+    for name in dict.fromkeys(name for name, _, _ in counted):
+        for (kind, outline, routing), count in counted.items():
             if kind != name:
                 continue
-            ways = [way_of(s.rows, s.depth, dtype, device, s.scheme, gated=name == GATE_UP) for s in outline.stretches]
-            form = "; ".join(describe(stretch, dtype) for stretch in outline.stretches)
+            gated = name in GATED
+            ways = [way_of(s.rows, s.depth, dtype, device, s.scheme, gated=gated) for s in outline.stretches]
+            form = "; ".join(describe(stretch, outline.dtype) for stretch in outline.stretches)
+            nbytes = count * outline.nbytes
+            if routing is not None:
+                form += f"; {routing.chosen} of {routing.experts} experts" + f" by {routing.score}" * (name == ROUTER)
+                nbytes = nbytes if name == ROUTER else nbytes * routing.chosen // routing.experts
             kernels = "; ".join(dict.fromkeys(way.kernel for way in ways))
-            dequantises = any(way.dequantises for way in ways)
-            products.append(Product(name, count, form, kernels, dequantises, count * outline.nbytes))
+            products.append(Product(name, count, form, kernels, any(way.dequantises for way in ways), nbytes))
     return products
+
+
+def _routing(product: str, block: Block) -> Routing | None:
+    """The routing that says which part of a product's weights a token reads; None: all of them."""
+    if product not in (ROUTER, EXPERTS_GATE_UP, EXPERTS_DOWN) or not isinstance(block.mlp, ExpertMlp):
+        return None
+    return block.mlp.mixture.router.routing
 
 
 def _outline(linear: Linear) -> Outline:
@@ -235,7 +256,7 @@ def _outline(linear: Linear) -> Outline:
         return linear
     assert isinstance(linear, Dense)  # the embedding's table
     rows, depth = linear.weight.shape
-    return Outline((Stretch(rows, depth, None),), linear.weight.itemsize)
+    return Outline((Stretch(rows, depth, None),), linear.weight.dtype)
 
 
 def _bytes_of(stretch: Stretch, itemsize: int) -> int:

@@ -9,7 +9,14 @@ from octavo_kernels.ops import Routing
 from octavo_worker.model.checkpoint.names import ExpertNames, Names
 from octavo_worker.model.config import DenseMlp, MixtureMlp
 from octavo_worker.model.config_file import ModelConfig
-from octavo_worker.model.families.family import Differences, Family, Mlps, rotates_partly, rotates_where
+from octavo_worker.model.families.family import (
+    Differences,
+    Family,
+    Mlps,
+    rotates_by_kind,
+    rotates_partly,
+    rotates_where,
+)
 from octavo_worker.model.families.kin import multiplied, rotates_by_base
 from octavo_worker.model.families.layer_normed import COHERE2
 from octavo_worker.model.families.llama import (
@@ -189,8 +196,11 @@ def _hy(config: ModelConfig) -> MixtureMlp:
 
 def _glm(config: ModelConfig) -> Differences:
     """Layers behind the last one guess tokens."""
-    extra = getattr(config, "num_nextn_predict_layers", None) or 0
-    return {"out_bias": False, "mlp_bias": False, "qk_norm": _glm_norm(config), "extra_layers": extra}
+    return {"out_bias": False, "mlp_bias": False, "qk_norm": _glm_norm(config), **_extra_layers(config)}
+
+
+def _extra_layers(config: ModelConfig) -> Differences:
+    return {"extra_layers": getattr(config, "num_nextn_predict_layers", None) or 0}
 
 
 def _glm_norm(config: ModelConfig) -> str:
@@ -281,6 +291,18 @@ MIXTURES: dict[str, Family] = {
     ),
     "dots1": Family(slides=True, mlps=mixed(_deepseek, _follows_dense), fields={**HEAD_NORMS, "mlp_bias": False}),
     "glm4_moe": Family(rotation=rotates_partly, mlps=mixed(_deepseek, _follows_dense), differences=_glm),
+    "glm4v_moe_text": Family(
+        rotation=rotates_partly,
+        mlps=mixed(_deepseek, _follows_dense),
+        fields={"out_bias": False, "mlp_bias": False},
+    ),
+    "mellum": Family(
+        slides=True,
+        rotation=rotates_by_kind,
+        mlps=mixed(_qwen3, _is_listed),
+        fields=HEAD_NORMS,
+        differences=_extra_layers,
+    ),
     "solar_open": Family(rotation=rotates_partly, mlps=mixed(_deepseek), differences=no_bias),
     "minimax_m2": Family(
         names=Names(experts=(MIXTRAL, HY_RENAMED)),

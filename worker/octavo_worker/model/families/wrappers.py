@@ -46,6 +46,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "gemma3": SEEN,
     "glm46v": VISUAL,
     "glm4v": VISUAL,
+    "glm4v_moe": VISUAL,
     "glmasr": HEARD,
     "got_ocr2": SEEN,
     "hyperclovax_vision_v2": Wrapper(("vision_model", "projector")),
