@@ -1,4 +1,4 @@
-"""The live page in a real browser, over a service of the bundled model: figures, buttons, and for all viewers."""
+"""The live page in a real browser, over a service of the bundled model: its figures and its buttons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from chromium import Page, chromium
-from cli_driver import Up
+from cli_driver import Cli, Up, start_up
 from waiting import STALL_S, eventually
 
 from octavo import Client
@@ -33,9 +33,12 @@ LOOKS = {
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OCTAVO_LEASE", "2")
-        with Up(tmp_path_factory.mktemp("up"), "--controls") as running:
-            yield running
+        patch.setenv("OCTAVO_LOG_LEVEL", "warning")  # its words wait in a pipe that is read at its end
+        running = start_up(Cli(tmp_path_factory.mktemp("up")), flags=("--controls",))
+    try:
+        yield running
+    finally:
+        running.stop()
 
 
 @pytest.fixture
@@ -95,10 +98,8 @@ def test_figures_are_those_of_the_stats(page: Page, service: Up) -> None:
         jobs = [client.submit("x", model="demo", max_tokens=800, ignore_eos=True, tenant=f"t{i}") for i in range(5)]
 
         def shown() -> dict[str, str]:
-            return page.run(
-                "Object.fromEntries([...document.querySelectorAll('[data-figure]')]"
-                ".map(e => [e.dataset.figure, e.textContent]))"
-            )
+            figures = "[...document.querySelectorAll('[data-figure]')]"
+            return page.run(f"Object.fromEntries({figures}.map(one => [one.dataset.figure, one.textContent]))")
 
         def agree() -> bool:
             now = stats(service)
@@ -194,4 +195,4 @@ def test_every_button_is_reached_by_the_keyboard(page: Page) -> None:
         for kind in ("rawKeyDown", "keyUp"):
             page.send("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
         reached.add(page.run("document.activeElement.textContent.trim() || document.activeElement.name"))
-    assert {"Add a worker", "Pause", "Kill", "Send", "model", "max_tokens", "API"} <= reached
+    assert {"Add a worker", "Pause", "Kill", "Send", "demo", "max_tokens", "API"} <= reached

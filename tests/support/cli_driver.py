@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,12 @@ class Up:
         return self.process.returncode
 
 
-def start_up(cli: Cli, workers: int = 2) -> Up:
+def start_up(cli: Cli, workers: int = 2, flags: Sequence[str] = ()) -> Up:
     """`octavo up`, ready for jobs."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = cli.start("up", "--port", str(port), "--workers", str(workers), start_new_session=True)
+    process = cli.start("up", "--port", str(port), "--workers", str(workers), *flags, start_new_session=True)
     deadline = time.monotonic() + STALL_S
     while not (cli.state_dir / "up.json").exists():
         if process.poll() is not None or time.monotonic() > deadline:

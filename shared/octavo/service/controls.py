@@ -70,7 +70,7 @@ def controls(path: Path, owner: Owner) -> Iterator[None]:
             os.umask(before)
     except OSError as error:
         raise OctavoError(
-            f"cannot listen at {path} ({error.strerror}): set OCTAVO_STATE_DIR to another folder"
+            f"cannot listen at {path} ({error.strerror or error}): set OCTAVO_STATE_DIR to another folder"
         ) from None
     with server:
         threading.Thread(target=server.serve_forever, name="controls", daemon=True).start()
