@@ -18,7 +18,8 @@ from octavo.queue.calls import run_sync
 from octavo.queue.protocol import Cell
 from octavo.terms.errors import NameTaken, UnknownModel
 from octavo.terms.workers import ModelCard, WorkerInfo
-from octavo_worker.agent.supervisor import MOST_NAMES, WorkerFailed, _public_names
+from octavo_worker.agent.failures import WorkerFailed
+from octavo_worker.agent.supervisor import MOST_NAMES, _public_names
 from octavo_worker.assembly.settings import WorkerSettings
 
 StartWorker = Callable[..., WorkerProcess]

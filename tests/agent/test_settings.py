@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from octavo import AsyncClient, ServerUnavailable
 from octavo.queue.connection import default_url
-from octavo_worker.agent.supervisor import WorkerFailed, serve
+from octavo_worker.agent.failures import WorkerFailed
+from octavo_worker.agent.supervisor import serve
 from octavo_worker.assembly.settings import WorkerSettings
 from octavo_worker.contract.options import ModelOptions, WorkerOptions, options_of
 

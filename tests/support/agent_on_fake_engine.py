@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from octavo.terms.logs import configure_logging
-from octavo_worker.agent.supervisor import WorkerFailed, serve
+from octavo_worker.agent.failures import WorkerFailed
+from octavo_worker.agent.supervisor import serve
 from octavo_worker.assembly.settings import WorkerSettings
 
 

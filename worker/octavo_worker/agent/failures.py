@@ -1,4 +1,4 @@
-"""Failures of the engine, in the words that a submitter reads."""
+"""Failures: of the engine, in the words that a submitter reads, and of the worker itself."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ PARTINGS: dict[Parting, str] = {
     "refused": ": the server holds something else in their place",
 }
 """How jobs were given back, in the words of a log."""
+
+
+class WorkerFailed(Exception):
+    """The worker cannot go on; the message says why and what to do."""
+
+
+class WrongSetting(WorkerFailed):
+    """One of its options has a value with which no worker can start."""
 
 
 def public_code(code: FailureCode) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from octavo.queue import wire
 from octavo.terms.messages import WorkerMap
 from octavo.terms.stats import EngineStats
 from octavo.terms.workers import CELL_STATES, WorkerMemory
@@ -44,6 +46,36 @@ class Reports(Generic[Report]):
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(report)
+
+
+class MemoryDesk:
+    """Answers about a worker's memory. `serving` gives the engine and its limits, None while none has loaded."""
+
+    def __init__(self, worker_id: str, model: str, serving: Callable[[], tuple[EngineProcess, Ready] | None]) -> None:
+        self._worker_id = worker_id
+        self._model = model
+        self._serving = serving
+        self._reports = Reports[MemoryReport](DescribeMemory(MAP_CELLS))
+        self._block_reports = Reports[BlockReport](DescribeBlocks())
+
+    async def describe(self) -> bytes | None:
+        """The memory at a glance. None if no engine answers."""
+        if (serving := self._serving()) is None or (report := await self._reports.ask(serving[0])) is None:
+            return None
+        return wire.encode_memory(worker_memory(self._worker_id, self._model, report, serving[1]))
+
+    async def map_blocks(self) -> bytes | None:
+        """Every block with its owner. None if no engine answers."""
+        if (serving := self._serving()) is None or (report := await self._block_reports.ask(serving[0])) is None:
+            return None
+        return wire.encode_map(worker_map(self._worker_id, report, serving[1]))
+
+    def take(self, report: MemoryReport | BlockReport) -> None:
+        """The engine has answered."""
+        if isinstance(report, MemoryReport):
+            self._reports.take(report)
+        else:
+            self._block_reports.take(report)
 
 
 def worker_memory(worker_id: str, model: str, report: MemoryReport, limits: Ready) -> WorkerMemory:

@@ -31,20 +31,20 @@ from octavo_worker.agent.child import EngineProcess
 from octavo_worker.agent.claims.claimer import Claimer
 from octavo_worker.agent.claims.overflow import Overflow
 from octavo_worker.agent.digest import files_digest, served_digest
+from octavo_worker.agent.failures import WorkerFailed, WrongSetting
 from octavo_worker.agent.heartbeat import BEATS_A_LEASE, Heartbeat
 from octavo_worker.agent.inbox import Inbox
 from octavo_worker.agent.membership import Membership, ScriptCallCounts, Served
-from octavo_worker.agent.memory import MAP_CELLS, Reports, worker_map, worker_memory
+from octavo_worker.agent.memory import MemoryDesk
 from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.prompts.tokens import Prompts
 from octavo_worker.agent.sampling import sampling_defaults
+from octavo_worker.agent.telemetry.port import serve_metrics
 from octavo_worker.agent.tokenizing import TokenizerDesk
 from octavo_worker.contract.files import ModelNotFound, model_folder, served_name
 from octavo_worker.contract.lifetime import in_words
 from octavo_worker.contract.messages import (
     BlockReport,
-    DescribeBlocks,
-    DescribeMemory,
     MemoryReport,
     Ready,
     Refused,
@@ -63,14 +63,6 @@ _RESTART_PAUSE_S = 1.0  # loading is heavy: workers beside this one take over it
 _MOST_FAILURES = 3
 MOST_NAMES = 32
 _STEADY_S = 30.0  # an engine that ran for so long did not fail at its start
-
-
-class WorkerFailed(Exception):
-    """The worker cannot go on; the message says why and what to do."""
-
-
-class WrongSetting(WorkerFailed):
-    """One of its options has a value with which no worker can start."""
 
 
 async def serve(options: WorkerOptions, *, engine_command: Sequence[str] | None = None) -> None:
@@ -150,8 +142,7 @@ class Supervisor:
         self._limits: Ready | None = None
         self._agent = Agent(connection, self._cell, prompts, changed=self._changed.set)
         self._agent.defaults = served.sampling
-        if options.metrics_port:
-            self._serve_metrics()
+        serve_metrics(options, self._model, self._agent, self._calls)
         loop = asyncio.get_running_loop()
         self._heartbeat = Heartbeat(
             self._heartbeat_connection,
@@ -175,36 +166,20 @@ class Supervisor:
             take=self._agent.take,
         )
         self._overflow = Overflow(connection, self._cell.keys, self._agent, own=self._info, pause_s=options.lease)
-        self._reports = Reports[MemoryReport](DescribeMemory(MAP_CELLS))
-        self._block_reports = Reports[BlockReport](DescribeBlocks())
+        self._memory = MemoryDesk(worker_id, self._model, self._serving)
         self._pins = Pins(connection, self._cell.keys, prompts, self._model)
         self._tokenizer_desk = TokenizerDesk(connection, self._cell.keys, self._model, prompts)
         self._inbox = Inbox(
             connection,
             self._cell.keys,
             worker_id,
-            answers=(self._describe_memory, self._describe_blocks),
+            answers=(self._memory.describe, self._memory.map_blocks),
             pins_changed=self._pins.sync,
         )
 
-    def _serve_metrics(self) -> None:
-        """Raises WorkerFailed for a port that is taken."""
-        from octavo_worker.agent.telemetry.figures import Figures  # workers without a port count nothing
-        from octavo_worker.agent.telemetry.port import serve_figures
-
-        agent, options = self._agent, self._options
-        agent.watch = figures = Figures(
-            self._model,
-            stats=lambda: agent.stats,
-            calls=self._calls.sums,
-            is_ready=lambda: agent.why_not_ready() is None,
-            vllm=options.metrics_names == "vllm",
-        )
-        try:
-            serve_figures(options, figures, agent.why_not_ready)
-        except OSError as error:
-            at = f"{options.metrics_host}:{options.metrics_port}"
-            raise WrongSetting(f"--metrics-port: {at} cannot be served: {error.strerror or error}") from None
+    def _serving(self) -> tuple[EngineProcess, Ready] | None:
+        """The engine and its limits, once it has loaded."""
+        return None if self._engine is None or self._limits is None else (self._engine, self._limits)
 
     async def run(self) -> None:
         """Serve until a signal asks to leave. Raises WorkerFailed if no engine can be kept running."""
@@ -322,25 +297,8 @@ class Supervisor:
             if isinstance(message, StepOutput):
                 self._agent.on_step(message)
                 self._pins.on_step(message)
-            elif isinstance(message, MemoryReport):
-                self._reports.take(message)
-            elif isinstance(message, BlockReport):
-                self._block_reports.take(message)
-
-    async def _describe_memory(self) -> bytes | None:
-        engine, limits = self._engine, self._limits
-        if engine is None or limits is None:
-            return None
-        report = await self._reports.ask(engine)
-        if report is None:
-            return None
-        return wire.encode_memory(worker_memory(self._membership.worker_id, self._model, report, limits))
-
-    async def _describe_blocks(self) -> bytes | None:
-        engine, limits = self._engine, self._limits
-        if engine is None or limits is None or (report := await self._block_reports.ask(engine)) is None:
-            return None
-        return wire.encode_map(worker_map(self._membership.worker_id, report, limits))
+            elif isinstance(message, MemoryReport | BlockReport):
+                self._memory.take(message)
 
     async def _watch(self) -> None:
         """Kill an engine that hangs; its death does the rest."""

@@ -31,7 +31,8 @@ def worker(**flags: Any) -> None:
     if options.replicas > 1 or options.devices is not None:
         _run_replicas(options, flags)
     from octavo.terms.logs import configure_logging
-    from octavo_worker.agent.supervisor import WorkerFailed, WrongSetting, serve  # after the flags are known to be good
+    from octavo_worker.agent.failures import WorkerFailed, WrongSetting  # after the flags are known to be good
+    from octavo_worker.agent.supervisor import serve
 
     configure_logging("octavo_worker", options.log_level, options.log_format)
     try:

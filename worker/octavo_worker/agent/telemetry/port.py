@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from prometheus_client import CollectorRegistry
-
-from octavo.service.metrics.port import MetricsPort
-from octavo_worker.agent.telemetry.figures import Figures
+from octavo_worker.agent.agent import Agent
+from octavo_worker.agent.failures import WrongSetting
+from octavo_worker.agent.membership import ScriptCallCounts
 from octavo_worker.contract.options import WorkerOptions
 
 
-def serve_figures(options: WorkerOptions, figures: Figures, why_not_ready: Callable[[], str | None]) -> MetricsPort:
-    """Answer from now on. Raises OSError for a port that is taken."""
+def serve_metrics(options: WorkerOptions, model: str, agent: Agent, calls: ScriptCallCounts) -> None:
+    """Answer from now on, if a port is given. Raises WrongSetting for one that is taken."""
+    if not options.metrics_port:
+        return
+    from prometheus_client import CollectorRegistry  # workers without a port count nothing
+
+    from octavo.service.metrics.port import MetricsPort
+    from octavo_worker.agent.telemetry.figures import Figures
+
+    agent.watch = figures = Figures(
+        model,
+        stats=lambda: agent.stats,
+        calls=calls.sums,
+        is_ready=lambda: agent.why_not_ready() is None,
+        vllm=options.metrics_names == "vllm",
+    )
     registry = CollectorRegistry()
     registry.register(figures)
-    return MetricsPort(options.metrics_host, options.metrics_port, registry, why_not_ready)
+    try:
+        MetricsPort(options.metrics_host, options.metrics_port, registry, agent.why_not_ready)
+    except OSError as error:
+        at = f"{options.metrics_host}:{options.metrics_port}"
+        raise WrongSetting(f"--metrics-port: {at} cannot be served: {error.strerror or error}") from None
