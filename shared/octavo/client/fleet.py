@@ -13,8 +13,8 @@ from octavo.client.submissions import Submissions
 from octavo.queue.connection import answered, errors_of
 from octavo.queue.fleet import known_models, live_workers, queue_depths
 from octavo.queue.keys import Keys
+from octavo.queue.overview.standing import Standing, standing
 from octavo.queue.questions import Questions
-from octavo.queue.standing import Standing, standing
 from octavo.terms.messages import TokenizerAnswer
 from octavo.terms.models import JobRequest
 from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo, WorkerMemory

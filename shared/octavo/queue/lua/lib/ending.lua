@@ -4,6 +4,7 @@
 --- @include fair
 --- @include aside
 --- @include live
+--- @include attempts
 
 -- The last entry. With a result, readers of a stream that is lost find everything there.
 local function write_end(id, entry, ending, result)
@@ -16,7 +17,7 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt')
+    'gw', 'ct', 'run', 'bt', 'tries')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
@@ -28,6 +29,8 @@ local function conclude(id, job, status, ending, result, facts, redrivable)
     count_queued(job, -1)
   else
     count(job.tn, 'running', -1)
+    facts[#facts + 1] = 'tries'
+    facts[#facts + 1] = attempt_over(job.tries, job.n, status)
   end
   if tonumber(job.ep) > 0 then refund(job) end
   count(job.tn, 'bytes', -tonumber(job.bytes))
