@@ -60,6 +60,14 @@ def test_each_is_told_all_but_how_many_there_are() -> None:
         assert (settings.replicas, settings.devices) == (1, None)
 
 
+@pytest.mark.usefixtures("machine")
+def test_each_has_a_port_for_metrics_of_its_own() -> None:
+    for flags in ({"device": "cpu"}, {}):
+        ports = [each["OCTAVO_METRICS_PORT"] for each in told(replicas=3, metrics_port=9400, **flags)]
+        assert ports == ["9400", "9401", "9402"]
+    assert all(each.get("OCTAVO_METRICS_PORT", "0") == "0" for each in told(replicas=2))
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

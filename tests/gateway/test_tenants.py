@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+import redis
 from scripted_worker import MODEL, ScriptedWorker
 from waiting import STALL_S
 
 from octavo import Client
+from octavo.queue.keys import Keys
 from octavo.terms.workers import PinOutcome
 from octavo_gateway.auth import Keyring
 
@@ -155,3 +157,14 @@ async def test_a_key_may_hold_a_colon(own_gateway: Callable[..., str]) -> None:
 def test_an_operator_without_a_key_is_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match="name 2 of OCTAVO_OPERATORS has no API key"):
         Keyring.load("acme:a-key", None, ("acme", "ops"))
+
+
+async def test_a_job_s_attempts_name_no_host_to_tenants(url: str, redis_url: str, redis_sync: redis.Redis) -> None:
+    async with ScriptedWorker(redis_url):
+        pass
+    async with client(url) as http:
+        job = (await http.post("/v1/jobs", headers=bearer("a-key"), json={"model": MODEL, "prompt": "x"})).json()
+        redis_sync.hset(Keys().job(job["id"]), "tries", "1,0,host-7;2,1,completed")
+        (attempt,) = (await http.get(job["links"]["self"], headers=bearer("a-key"))).json()["history"]
+    assert attempt["worker"].startswith("worker-")
+    assert (attempt["tokens"], attempt["why"]) == (1, "completed")

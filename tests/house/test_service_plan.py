@@ -51,6 +51,14 @@ def test_without_a_gpu_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch)
     assert all("CUDA_VISIBLE_DEVICES" not in worker.environment for worker in workers)
 
 
+def test_each_worker_has_a_port_for_metrics_beside_that_of_the_clerk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_DEVICE", "cpu")
+    assert all("OCTAVO_METRICS_PORT" not in each.environment for each in Service(PLAN, "redis://x", None).workers)
+    monkeypatch.setenv("OCTAVO_METRICS_PORT", "9400")
+    workers = Service(PLAN, "redis://localhost", None).workers
+    assert [worker.environment["OCTAVO_METRICS_PORT"] for worker in workers] == ["9401", "9402", "9403"]
+
+
 @pytest.mark.usefixtures("two_gpus")
 def test_ranks_of_a_worker_get_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,4,5,6")

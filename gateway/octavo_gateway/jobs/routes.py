@@ -186,7 +186,10 @@ def job_json(info: JobInfo, caller: Caller) -> dict[str, Any]:
     self = f"/v1/jobs/{info.id}"
     links = {"self": self, "stream": f"{self}/stream", "log": f"{self}/log", "result": f"{self}/result"}
     worker = caller.shown_worker(info.worker) if info.worker is not None else None
-    return {"object": "job", **info.model_dump(mode="json"), "worker": worker, "links": links}
+    told = info.model_dump(mode="json")
+    for attempt in told["history"]:
+        attempt["worker"] = attempt["worker"] and caller.shown_worker(attempt["worker"])
+    return {"object": "job", **told, "worker": worker, "links": links}
 
 
 def _result_json(result: Result) -> dict[str, Any]:

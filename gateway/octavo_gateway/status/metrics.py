@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from octavo.queue.calls import Transition
-from octavo.queue.standing import Standing
+from octavo.queue.overview.standing import Standing
 from octavo.queue.webhooks.reading import Backlog
 from octavo.service.metrics.registry import Ready, counter, family, gauge, histogram, know_model
 from octavo.terms.metrics import gateway as table

@@ -99,10 +99,24 @@ def show(
         return
     told = known.model_dump(mode="json", exclude_none=True, exclude_unset=request)
     table = Table(show_header=False, box=None, pad_edge=False)
+    history = told.pop("history", ())
     for name, value in told.items():
         if value != {}:
             table.add_row(f"[dim]{name}[/]", Text(_shown(name, value)))
+    for number, attempt in enumerate(history, 1):
+        table.add_row(f"[dim]{'history' if number == 1 else ''}[/]", Text(printable(_sentence(attempt))))
     out.print(table, soft_wrap=False)
+
+
+def _sentence(attempt: dict[str, Any]) -> str:
+    """An attempt in words."""
+    worker = attempt.get("worker", "a worker")
+    begun = f" from {_shown('started_at', attempt['started_at'])}" if "started_at" in attempt else ""
+    before = f" at token {attempt['tokens_before']}" if attempt.get("tokens_before") else ""
+    if "ended_at" not in attempt:
+        return f"{worker}{begun}{before}"
+    seconds = f" after {attempt['ended_at'] - attempt['started_at']:.1f} s" if "started_at" in attempt else ""
+    return f"{worker}{begun}{before}: {attempt['why']}{seconds} at token {attempt['tokens']}"
 
 
 def _shown(name: str, value: Any) -> str:

@@ -15,9 +15,9 @@ from octavo.queue.connection import answered, errors_of
 from octavo.queue.fleet import known_models, live_workers, queue_depths
 from octavo.queue.jobs import read_content
 from octavo.queue.keys import Keys
-from octavo.queue.page_tokens import is_page_token, new_page_token
+from octavo.queue.overview.page_tokens import is_page_token, new_page_token
+from octavo.queue.overview.standing import Standing, standing
 from octavo.queue.questions import Questions
-from octavo.queue.standing import Standing, standing
 from octavo.terms.fleet import FleetStats
 from octavo.terms.messages import TokenizerAnswer, WorkerMap
 from octavo.terms.models import JobRequest

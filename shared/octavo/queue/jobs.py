@@ -13,6 +13,7 @@ from octavo.queue import wire
 from octavo.queue.calls import Query, run_all
 from octavo.queue.connection import answered, connect, errors_of
 from octavo.queue.keys import JobHash, Keys, cell_of
+from octavo.queue.overview.attempts import attempts
 from octavo.queue.streams import assemble, events_of_result, parse_entries, read_stream, result_of_events
 from octavo.terms.errors import InvalidRequest, JobNotFound, MalformedMessage
 from octavo.terms.messages import JobStatus
@@ -23,7 +24,9 @@ _ALWAYS = (
     *(JobHash.CREATED_MS, JobHash.TOKENS, JobHash.ATTEMPTS, JobHash.CRASHES),
 )
 _PACKED = (JobHash.ERROR, JobHash.METADATA, JobHash.USAGE, JobHash.PROGRESS)
-_FIELDS = (*_ALWAYS, JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.WORKER, JobHash.ASKED, *_PACKED)
+_TIMES = (JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.FIRST_TOKEN_MS)
+_FIELDS = (*_ALWAYS, *_TIMES, JobHash.WORKER, JobHash.ASKED, *_PACKED, JobHash.TRIES)
+_APART = {*_PACKED, JobHash.TRIES}  # no text
 _PAGE = 200
 _BEHIND_ALL = "h"  # ids begin with g
 
@@ -254,7 +257,7 @@ def _info(job_id: str, values: Sequence[bytes | None]) -> JobInfo:
 
 
 def _parsed(job_id: str, row: dict[JobHash, bytes | None]) -> JobInfo:
-    text = {name: value.decode() for name, value in row.items() if value is not None and name not in _PACKED}
+    text = {name: value.decode() for name, value in row.items() if value is not None and name not in _APART}
     error, metadata, usage, progress = (row[name] for name in _PACKED)
     return JobInfo(
         id=job_id,
@@ -273,6 +276,8 @@ def _parsed(job_id: str, row: dict[JobHash, bytes | None]) -> JobInfo:
         metadata=wire.decode_metadata(metadata) if metadata else {},
         usage=wire.decode_usage(usage) if usage else None,
         progress=wire.decode_progress(progress) if progress else None,
+        first_token_at=_seconds(text.get(JobHash.FIRST_TOKEN_MS)),
+        history=attempts(row[JobHash.TRIES] or b""),
     )
 
 

@@ -44,6 +44,8 @@ class JobHash(StrEnum):
     PROGRESS = "pg"
     RUN = "run"
     EPOCHS = "eps"
+    TRIES = "tries"
+    FIRST_TOKEN_MS = "f1"
 
 
 @dataclass(frozen=True)

@@ -196,9 +196,23 @@ class SequenceResult(Frozen):
     format: AnswerFormat | None = None
 
 
+class Attempt(Frozen):
+    """A worker's time with a job, in seconds since the epoch by the server's clock: the tokens stored when it began and
+    when it was over, and `why` it was: `back` (its worker gave it back), `crashed` or `killed` (its engine died),
+    `lapsed` (its worker went silent), or the status with which the job ended. None: it goes on, or is not known."""
+
+    worker: str | None = None
+    started_at: float | None = None
+    tokens_before: int | None = None
+    ended_at: float | None = None
+    tokens: int | None = None
+    why: str | None = None
+
+
 class JobInfo(Frozen):
     """Where a job stands now. Times are seconds since the epoch, by the server's clock. `usage` once a worker has
-    ended it. `crashes` of workers that ran it, since it last got on by 64 tokens."""
+    ended it. `crashes` of workers that ran it, since it last got on by 64 tokens. `history` has its latest 16 attempts,
+    oldest first; `first_token_at` is when its first tokens were stored."""
 
     id: str
     status: JobStatus
@@ -216,6 +230,8 @@ class JobInfo(Frozen):
     metadata: dict[str, str] = Field(default_factory=dict)
     usage: Usage | None = None
     progress: Progress | None = None
+    first_token_at: float | None = None
+    history: tuple[Attempt, ...] = ()
 
 
 class Result(Frozen):

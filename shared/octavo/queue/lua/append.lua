@@ -28,7 +28,7 @@ for i, item in ipairs(cmsgpack.unpack(ARGV[1])) do
     stored = stored + tokens
     local entry = stored .. '-0'
     call('XADD', streams .. id, entry, 'd', payload)
-    call('HSET', hash, 'n', stored)
+    if start == 0 then call('HSET', hash, 'n', stored, 'f1', NOW) else call('HSET', hash, 'n', stored) end
     if several then
       --- @include epochs
       note_epoch(hash, epoch_of(token), start, stored)

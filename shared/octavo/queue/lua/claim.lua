@@ -18,6 +18,7 @@
 --- @include live
 --- @include intact
 --- @include lanes
+--- @include attempts
 local model, worker, token = ARGV[1], ARGV[2], ARGV[3]
 local max_jobs, budget, lease_ms, idle = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == '1'
 local digest = ARGV[8] or ''
@@ -59,7 +60,7 @@ local function serve()
     local hash = key('j', id)
     job.ep = string.format('%d', job.ep + 1)
     call('HSET', hash, 'st', 'running', 'tok', token, 'wid', worker, 'ep', job.ep, 'sts', job.sts or NOW, 'dg', digest,
-    'ls', lease_ms)
+    'ls', lease_ms, 'tries', attempt_begun(job.tries, job.n, worker))
     local is_suspect = string.sub(lane, 1, 4) == 'solo'
     if is_suspect then
       call('HSET', hash, 'sus', 1)

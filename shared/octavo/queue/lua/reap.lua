@@ -27,7 +27,7 @@ local DEATH_MS = 60000
 local function take_back(by_worker)
   --- @include giving_back
   for worker, ids in pairs(by_worker) do
-    owner_died(ids, false, not call('SET', key('died', worker), 1, 'NX', 'PX', DEATH_MS))
+    owner_died(ids, false, not call('SET', key('died', worker), 1, 'NX', 'PX', DEATH_MS), 'lapsed')
   end
 end
 

@@ -24,6 +24,6 @@ for i = 2, #ARGV, 2 do
     end
   end
 end
-owner_died(died, why == 'crashed', false)
+owner_died(died, why == 'crashed', false, why)
 publish()
 return given

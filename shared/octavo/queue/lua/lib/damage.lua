@@ -28,7 +28,7 @@ end
 -- `known` is where it was found, whatever its fields say.
 local function end_damaged(id, known)
   local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem', 'bt', 'nf', 'n', 'ep',
-    'est', 'cost', 'chg', 'key', 'sts')
+    'est', 'cost', 'chg', 'key', 'sts', 'tries')
   for name, value in pairs(known) do job[name] = value end
   local hash, stream, problem = key('j', id), key('t', id), {DAMAGED, DAMAGED_MESSAGE}
   if job.st == 'queued' and job.lane and job.mdl then leave_queue(id, job, 0) end
@@ -71,6 +71,7 @@ local function end_damaged(id, known)
   call('HSET', hash, 'st', 'failed', 'mdl', job.mdl or '?', 'tn', job.tn or '?', 'cls', CLASS[job.cls] and job.cls or 'normal',
     'n', offset, 'ep', 0, 'crashes', 0, 'ct', is_number(job.ct) and job.ct or NOW, 'ft', NOW,
     'err', cmsgpack.pack({1, 'x', unpack(problem)}))
+  if job.tries then call('HSET', hash, 'tries', job.tries) end
   call('EXPIRE', hash, ASIDE_S)
   call('EXPIRE', stream, ASIDE_S)
   if job.idem and job.tn then call('EXPIRE', key('i', job.tn, job.idem), ASIDE_S) end

@@ -5,6 +5,7 @@
 --- @include aside
 --- @include live
 --- @include usage
+--- @include attempts
 
 -- The last entry. With a result, readers of a stream that is lost find everything there.
 local function write_end(id, entry, ending, result)
@@ -17,7 +18,7 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w')
+    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
@@ -34,6 +35,8 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
     count_queued(job, -1)
   else
     count(job.tn, 'running', -1)
+    facts[#facts + 1] = 'tries'
+    facts[#facts + 1] = attempt_over(job.tries, job.n, status)
   end
   if tonumber(job.ep) > 0 then refund(job) end
   if call('EXISTS', key('pk', job.tn)) == 1 then

@@ -6,6 +6,7 @@
 --- @include dead_letters
 --- @include lanes
 --- @include tally
+--- @include attempts
 -- Jobs without an owner: given back, or left by an engine or a worker that died. docs/protocol.md has the states.
 local GOT_ON = 64   -- tokens between two deaths: the first was not the job's doing
 local GIVEN_UP = 3  -- crashes of an engine that ran nothing but this job
@@ -18,11 +19,11 @@ local function start_within(id, wait, deadline)
   call('ZADD', key('D'), math.min(latest, tonumber(deadline) or latest), id)
 end
 
--- `kind` is 'resume' or 'solo', `at` the time from which the job may run.
-local function requeue(id, job, kind, at)
+-- `kind` is 'resume' or 'solo', `at` the time from which the job may run, `why` it has no owner any more.
+local function requeue(id, job, kind, at, why)
   local hash, lane = key('j', id), lane_of(kind, job.dg, job.n)
   call('HDEL', hash, 'tok', 'pg', 'ls')
-  call('HSET', hash, 'st', 'queued', 'lane', lane)
+  call('HSET', hash, 'st', 'queued', 'lane', lane, 'tries', attempt_over(job.tries, job.n, why))
   call('ZREM', key('L'), id)
   count(job.tn, 'running', -1)
   bump(key('q', job.tn), 'back', 1)
@@ -36,13 +37,13 @@ end
 
 -- Its owner has no more use for it. What it published stays, and the next owner goes on from there.
 local function give_back(id)
-  local job = fields(id, 'mdl', 'tn', 'cls', 'n', 'cx', 'sus', 'dl', 'dg', 'qt')
-  if job.cx then end_marked(id, job.cx) else requeue(id, job, job.sus and 'solo' or 'resume', NOW) end
+  local job = fields(id, 'mdl', 'tn', 'cls', 'n', 'cx', 'sus', 'dl', 'dg', 'qt', 'tries')
+  if job.cx then end_marked(id, job.cx) else requeue(id, job, job.sus and 'solo' or 'resume', NOW, 'back') end
 end
 
 -- Counts one more death. What kills its owner does so where it did before, as the next owner goes on from there.
 local function count_death(id, alone)
-  local job = fields(id, 'mdl', 'tn', 'cls', 'n', 'cx', 'crashes', 'cn', 'solo', 'wid', 'ep', 'dl', 'dg', 'qt')
+  local job = fields(id, 'mdl', 'tn', 'cls', 'n', 'cx', 'crashes', 'cn', 'solo', 'wid', 'ep', 'dl', 'dg', 'qt', 'tries')
   job.got_on = tonumber(job.n) - (tonumber(job.cn) or 0) >= GOT_ON
   job.crashes = job.got_on and 1 or tonumber(job.crashes) + 1
   job.solo = (job.got_on and 0 or tonumber(job.solo) or 0) + (alone and 1 or 0)
@@ -77,8 +78,9 @@ local function due_time(job, alone, crashed)
 end
 
 -- Their owner died, which is one event however many jobs it had. `crashed`: the engine died of what it computed, and
--- not because something outside killed it, or its host. `late`: others were counted for this death already.
-local function owner_died(ids, crashed, late)
+-- not because something outside killed it, or its host. `late`: others were counted for this death already. `why` is
+-- what the attempt gets to say.
+local function owner_died(ids, crashed, late, why)
   local alone, jobs = #ids == 1 and not late, {}
   for _, id in ipairs(ids) do
     local mark = read(id, 'cx')
@@ -86,15 +88,15 @@ local function owner_died(ids, crashed, late)
   end
   local apart = late and {} or suspects_of(ids, jobs, crashed and 1 or 2)
   for id, job in pairs(jobs) do
-    tally('takeovers', job.mdl)
+    add_to_tally('takeovers', job.mdl)
     if job.solo >= GIVEN_UP then
       bury(id, job.wid, job.ep, 'dead_lettered')
       conclude_alone(id, 'failed', 'dead_lettered', 'the job was given up: ' .. job.solo .. ' engines crashed while they '
         .. 'ran nothing else; look at the worker log, then `octavo jobs requeue` it', true)
     elseif apart[id] then
-      requeue(id, job, 'solo', due_time(job, alone, crashed))
+      requeue(id, job, 'solo', due_time(job, alone, crashed), why)
     else
-      requeue(id, job, 'resume', NOW)
+      requeue(id, job, 'resume', NOW, why)
     end
   end
 end

@@ -1,6 +1,7 @@
 -- All keys of a cell carry the hash tag of its prefix P:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
 --                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt nf key chg w
+--                                tries f1
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
@@ -11,7 +12,8 @@
 --                                server that accepted it, which claim wrote which tokens: both if it has several
 --                                sequences; length of its lease in ms; there once it was erased; batch, place and index
 --                                of its line; job or response: its end is an event of such; id of the API key that
---                                asked, marks of the buckets that it drew on, weight of its tenant in thousandths)
+--                                asked, marks of the buckets that it drew on, weight of its tenant in thousandths; the
+--                                latest attempts: lib/attempts.lua; the ms of its first tokens)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
