@@ -66,8 +66,13 @@ def up(
         secret_file=secret_file,
         controls=local.controls_socket() if controls else None,
     )
+    _run(plan)
+
+
+def _run(plan: Plan) -> None:
+    """Until Ctrl-C."""
     log = ServiceLog(err)
-    log.say(f"starting {counted(count, 'worker')} with the model {model} ...")
+    log.say(f"starting {counted(plan.workers, 'worker')} with the model {plan.model} ...")
     try:
         with service(plan, log) as running:
             local.publish(
@@ -75,8 +80,8 @@ def up(
                     pid=os.getpid(),
                     redis_url=running.redis_url,
                     api_url=plan.api_url,
-                    model=model,
-                    secret_file=secret_file,
+                    model=plan.model,
+                    secret_file=plan.secret_file,
                 )
             )
             log.say(f"octavo is up: {plan.api_url}    stop it with Ctrl-C")
