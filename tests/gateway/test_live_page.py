@@ -59,6 +59,19 @@ def stats(service: Up) -> dict[str, Any]:
     return httpx.get(f"http://127.0.0.1:{service.port}/v1/stats", timeout=STALL_S).json()
 
 
+def pictures(folder: Path) -> Path:
+    return Path(os.environ.get("OCTAVO_PICTURES", folder))
+
+
+def violations(page: Page) -> list[Any]:
+    """Rules of axe that the page breaks; none where npm has not installed it."""
+    if not AXE.exists():
+        return []
+    page.run(AXE.read_text() + ";0")
+    found = "violations.map(one => [one.id, one.nodes[0].html])"
+    return page.run(f"axe.run().then(({{ violations }}) => {found})")
+
+
 def send(page: Page, tokens: int) -> str:
     """Sends the prompt that the page begins with. The id of its job, once it streams."""
     for name, value in (("max_tokens", tokens), ("seed", 7)):
@@ -124,7 +137,7 @@ def test_figures_are_those_of_the_stats(page: Page, service: Up) -> None:
             job.cancel()
 
 
-def test_what_a_tenant_wrote_is_text(page: Page, service: Up) -> None:
+def test_what_a_tenant_wrote_is_text(page: Page, service: Up, tmp_path: Path) -> None:
     with Client(redis_url(service), tenant="default") as client:
         job = client.submit(MARKUP, model="demo", max_tokens=1000, ignore_eos=True)
         page.wait("document.querySelector('.chip') !== null")
@@ -132,6 +145,8 @@ def test_what_a_tenant_wrote_is_text(page: Page, service: Up) -> None:
         page.wait("document.querySelector('dialog pre') !== null")
         assert MARKUP in page.text("dialog pre")
         assert page.run("document.querySelectorAll('dialog img, dialog script').length") == 0
+        assert violations(page) == []
+        page.picture(pictures(tmp_path) / "job.png", whole=False)
         code = page.run("[...document.querySelectorAll('[data-code]')].map(one => one.dataset.code)")
         assert f"127.0.0.1:{service.port}/v1/jobs" in code[0]
         program: dict[str, Any] = {}
@@ -165,7 +180,7 @@ def test_a_page_whose_stream_is_cut_goes_on_where_it_was(page: Page, service: Up
 
 def test_the_page_in_every_look_is_no_obstacle(page: Page, service: Up, tmp_path: Path) -> None:
     """axe, where npm has installed it, and a picture of each for people, in the folder that OCTAVO_PICTURES names."""
-    folder = Path(os.environ.get("OCTAVO_PICTURES", tmp_path))
+    folder = pictures(tmp_path)
     send(page, 1000)
     with Client(redis_url(service)) as client:
         others = [client.submit("y", model="demo", max_tokens=1000, ignore_eos=True) for _ in range(6)]

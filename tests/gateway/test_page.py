@@ -30,7 +30,7 @@ def url(own_gateway: Callable[..., str]) -> str:
 
 
 async def load(http: httpx.AsyncClient, headers: dict[str, str] = OPS) -> dict[str, Any]:
-    """What the page is told when it is loaded."""
+    """Settings that the page is told when it is loaded."""
     page = await http.get("/", headers=headers)
     (settings,) = re.findall(r'name="octavo" content="([^"]+)"', page.text)
     return json.loads(html.unescape(settings))

@@ -49,9 +49,30 @@ def up(
         raise fail(f"octavo is already up: {other.api_url} (process {other.pid}). Stop that one first.")
     value_of(parse_address)(os.environ.get("REDIS_URL"))
     count = workers if workers is not None else len(device_groups(gpus(), tensor_parallel)) or 2
-    plan = _plan(model, count, host, port, data_dir, speculate, tensor_parallel, controls=controls)
+    folder = data_dir or local.state_dir() / "server"
+    environment = {"OCTAVO_FILES": os.environ.get("OCTAVO_FILES", str(folder / "files"))}
+    if speculate is not None:
+        environment["OCTAVO_SPECULATE"] = speculate
+    has_secret = any(os.environ.get(name) for name in ("OCTAVO_SECRET", "OCTAVO_SECRET_FILE"))
+    secret_file = None if has_secret else local.secret_file()
+    plan = Plan(
+        model,
+        count,
+        host,
+        port,
+        folder,
+        environment,
+        tensor_parallel=tensor_parallel,
+        secret_file=secret_file,
+        controls=local.controls_socket() if controls else None,
+    )
+    _run(plan)
+
+
+def _run(plan: Plan) -> None:
+    """Until Ctrl-C."""
     log = ServiceLog(err)
-    log.say(f"starting {counted(count, 'worker')} with the model {model} ...")
+    log.say(f"starting {counted(plan.workers, 'worker')} with the model {plan.model} ...")
     try:
         with service(plan, log) as running:
             local.publish(
@@ -59,7 +80,7 @@ def up(
                     pid=os.getpid(),
                     redis_url=running.redis_url,
                     api_url=plan.api_url,
-                    model=model,
+                    model=plan.model,
                     secret_file=plan.secret_file,
                 )
             )
@@ -73,32 +94,3 @@ def up(
         log.say("octavo is down; queued jobs go on when it is up again")
     finally:
         local.withdraw(os.getpid())
-
-
-def _plan(
-    model: str,
-    workers: int,
-    host: str,
-    port: int,
-    data_dir: Path | None,
-    speculate: str | None,
-    tensor_parallel: int,
-    *,
-    controls: bool,
-) -> Plan:
-    folder = data_dir or local.state_dir() / "server"
-    environment = {"OCTAVO_FILES": os.environ.get("OCTAVO_FILES", str(folder / "files"))}
-    if speculate is not None:
-        environment["OCTAVO_SPECULATE"] = speculate
-    has_secret = any(os.environ.get(name) for name in ("OCTAVO_SECRET", "OCTAVO_SECRET_FILE"))
-    return Plan(
-        model,
-        workers,
-        host,
-        port,
-        folder,
-        environment,
-        tensor_parallel=tensor_parallel,
-        secret_file=None if has_secret else local.secret_file(),
-        controls=local.controls_socket() if controls else None,
-    )

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 
 import redis.asyncio
 
+from octavo.client.page_tokens import is_page_token, new_page_token
 from octavo.client.pins import announce, build_pin, drop_pin, list_pins, store_pin
 from octavo.client.requests import Prompt
 from octavo.client.stats import StatsReader
@@ -15,7 +16,6 @@ from octavo.queue.connection import answered, errors_of
 from octavo.queue.fleet import known_models, live_workers, queue_depths
 from octavo.queue.jobs import read_content
 from octavo.queue.keys import Keys
-from octavo.queue.overview.page_tokens import is_page_token, new_page_token
 from octavo.queue.overview.standing import Standing, standing
 from octavo.queue.questions import Questions
 from octavo.terms.fleet import FleetStats

@@ -54,6 +54,15 @@ export class Blocks {
     return words.join(", ");
   }
 
+  // How many of the first blocks are worth a look: behind them all are free. In few steps, so that cells keep their size.
+  extent() {
+    let end = this.cells.length;
+    while (end > 0 && this.cells[end - 1] === FREE) end--;
+    let shown = 512;
+    while (shown < end) shown *= 2;
+    return Math.min(shown, this.cells.length);
+  }
+
   // How many blocks there are of each kind.
   counts() {
     const found = { free: 0, cached: 0, quarantined: 0, used: 0, shared: 0, pinned: 0, swapped: 0 };

@@ -9,12 +9,12 @@ const HEIGHT = 180;
 function layout(blocks, width) {
   const size = Math.max(1, Math.min(12, Math.floor(Math.sqrt((width * HEIGHT) / Math.max(1, blocks)))));
   const columns = Math.max(1, Math.floor(width / size));
-  return { size, columns, height: Math.ceil(blocks / columns) * size };
+  return { size, columns, shown: blocks, height: Math.ceil(blocks / columns) * size };
 }
 
-function paint(pen, blocks, begin, end, { size, columns }, colours) {
+function paint(pen, blocks, begin, end, { size, columns, shown }, colours) {
   const gap = size > 3 ? 1 : 0;
-  for (let block = begin; block < end; block++) {
+  for (let block = begin; block < Math.min(end, shown); block++) {
     const code = blocks.cells[block], state = code & 0x3fff;
     const x = (block % columns) * size, y = Math.floor(block / columns) * size;
     const edge = size - gap;
@@ -47,9 +47,9 @@ export function BlockCanvas({ blocks, worker, choose }) {
   const [words, say] = useState("");
   useEffect(() => {
     const element = canvas.current, width = element.parentElement.clientWidth;
-    const shape = layout(blocks.cells.length, width), pen = element.getContext("2d");
+    const shape = layout(blocks.extent(), width), pen = element.getContext("2d");
     const theme = matchMedia("(prefers-color-scheme: dark)").matches;
-    const key = `${shape.size} ${shape.columns} ${shape.height} ${theme}`;
+    const key = `${shape.size} ${shape.columns} ${shape.shown} ${theme}`;
     const colours = coloursOf(element);
     if (blocks.redraw || place.current?.key !== key) {
       const scale = devicePixelRatio || 1;
@@ -70,9 +70,10 @@ export function BlockCanvas({ blocks, worker, choose }) {
   const blockAt = (event) => {
     const { size, columns } = place.current.shape;
     const block = Math.floor(event.offsetY / size) * columns + Math.floor(event.offsetX / size);
-    return block < blocks.cells.length ? block : null;
+    return block < place.current.shape.shown ? block : null;
   };
   const found = blocks.counts();
+  const behind = blocks.cells.length - blocks.extent();
   const told = Object.entries(found).filter(([, number]) => number).map(([kind, number]) => `${number} ${kind}`);
   return html`<div class="map">
     <canvas ref=${canvas} role="img" aria-label=${`KV blocks of ${worker}: ${told.join(", ")}`}
@@ -82,6 +83,6 @@ export function BlockCanvas({ blocks, worker, choose }) {
         const block = blockAt(event), job = block === null ? null : blocks.job(blocks.cells[block]);
         if (job) choose(job);
       }}></canvas>
-    <p class="caption">${words || told.join(" · ")}</p>
+    <p class="caption">${words || `${told.join(" · ")}${behind ? `; ${behind} free ones behind these are not drawn` : ""}`}</p>
   </div>`;
 }
