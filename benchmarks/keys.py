@@ -31,8 +31,8 @@ from octavo.queue.connection import connect
 from octavo.queue.tenants.keys import NewKey, TenantCell
 from octavo.queue.tenants.names import TenantKeys, new_id
 from octavo.service.server import EmbeddedServer
-from octavo.terms.api_keys import KEY_ID, KeyDigests, KeyText
-from octavo.terms.secret import Secret
+from octavo.terms.access.api_keys import KEY_ID, KeyDigests, KeyText
+from octavo.terms.access.secret import Secret
 from octavo_gateway.auth.cache import MOST_KEYS, KeyCache
 from octavo_worker.bench.report import encode, median, percentile, report, write
 

@@ -17,8 +17,8 @@ from typing import Any
 from fastapi import Depends, FastAPI
 
 from octavo import AsyncClient
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError
-from octavo.terms.secret import Secret
 from octavo_gateway import errors
 from octavo_gateway.auth.keyring import Keyring
 from octavo_gateway.auth.scopes import authorize

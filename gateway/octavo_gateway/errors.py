@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from octavo.dialects.openai.problems import error_object, invalid_body, problem, status_of
-from octavo.terms.api_keys import without_secrets
+from octavo.terms.access.api_keys import without_secrets
 from octavo.terms.errors import (
     Busy,
     JobFailed,

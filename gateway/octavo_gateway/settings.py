@@ -9,9 +9,9 @@ from pydantic import AliasChoices, Field, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octavo.service.lists import Names
+from octavo.terms.access.secret import Secret
 from octavo.terms.fields import MAX_BODY_BYTES
 from octavo.terms.limits import Limits, Retention
-from octavo.terms.secret import Secret
 
 
 class GatewaySettings(BaseSettings):

@@ -14,10 +14,10 @@ from octavo import AsyncClient
 from octavo.client.batches import BatchClient
 from octavo.client.keys import KeyClient
 from octavo.client.webhooks import WebhookClient
-from octavo.terms.api_keys import KeyDigests
+from octavo.terms.access.api_keys import KeyDigests
+from octavo.terms.access.read_tokens import ReadTokens
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError
-from octavo.terms.read_tokens import ReadTokens
-from octavo.terms.secret import Secret
 from octavo_gateway.auth.authentication import Authentication
 from octavo_gateway.auth.cache import KeyCache
 from octavo_gateway.auth.keyring import Keyring

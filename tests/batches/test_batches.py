@@ -23,8 +23,8 @@ from octavo.queue.calls import run_sync
 from octavo.queue.tenants.limits import TenantCell
 from octavo.service.clerk.desk import Desk
 from octavo.service.storage import open_storage
-from octavo.terms.api_keys import KeyDigests
-from octavo.terms.secret import Secret
+from octavo.terms.access.api_keys import KeyDigests
+from octavo.terms.access.secret import Secret
 from octavo_gateway.settings import GatewaySettings
 
 ENDED = ("completed", "failed", "expired", "cancelled")

@@ -10,8 +10,8 @@ import pytest
 from waiting import STALL_S, until
 
 from octavo.client.keys import KeyClient
-from octavo.terms.api_keys import OF_TENANTS, KeyDigests, KeyText, Scope
-from octavo.terms.secret import Secret
+from octavo.terms.access.api_keys import OF_TENANTS, KeyDigests, KeyText, Scope
+from octavo.terms.access.secret import Secret
 
 SECRET = "a secret of a service, of more than 32 characters"
 

@@ -18,8 +18,8 @@ from octavo.queue.batches.keys import BATCH, FILE
 from octavo.queue.batches.keys import new_id as new_file_id
 from octavo.queue.keys import Keys
 from octavo.queue.tenants.names import ACCOUNT_ID, new_id
-from octavo.terms.api_keys import KEY_ID, OF_TENANTS, KeyDigests, KeyText, Scope
-from octavo.terms.secret import Secret
+from octavo.terms.access.api_keys import KEY_ID, OF_TENANTS, KeyDigests, KeyText, Scope
+from octavo.terms.access.secret import Secret
 from octavo.terms.workers import PinOutcome
 from octavo_gateway.auth.scopes import ROUTES
 

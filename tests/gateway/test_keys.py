@@ -18,9 +18,9 @@ from octavo.client.keys import KeyClient
 from octavo.queue.keys import Keys
 from octavo.queue.tenants.names import TenantKeys, new_id
 from octavo.service.server import EmbeddedServer
-from octavo.terms.api_keys import KEY_ID, KeyDigests, KeyText, Scope
+from octavo.terms.access.api_keys import KEY_ID, KeyDigests, KeyText, Scope
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import ServerUnavailable
-from octavo.terms.secret import Secret
 from octavo_gateway.auth import cache as cache_module
 from octavo_gateway.auth.cache import KNOWN_S, MOST_KEYS, MOST_UNKNOWN, KeyCache
 from octavo_gateway.auth.keyring import Keyring

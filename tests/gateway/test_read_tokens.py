@@ -16,8 +16,8 @@ from sse import ServerEvent, read_events
 from waiting import STALL_S, until
 
 from octavo import AsyncClient, Client, JobNotFound
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import InvalidRequest, NoSecret
-from octavo.terms.secret import Secret
 
 SECRET, OTHER = "a secret of the tests, long enough for one", "another secret of the tests, long enough too"
 KEYS = "acme:a-key,globex:g-key"

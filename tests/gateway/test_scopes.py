@@ -14,8 +14,8 @@ from starlette.routing import BaseRoute, Mount
 from waiting import STALL_S
 
 from octavo.client.keys import KeyClient
-from octavo.terms.api_keys import KeyDigests, KeyText, Scope
-from octavo.terms.secret import Secret
+from octavo.terms.access.api_keys import KeyDigests, KeyText, Scope
+from octavo.terms.access.secret import Secret
 from octavo_gateway.app import create_app
 from octavo_gateway.auth.scopes import ROUTES, Open
 from octavo_gateway.settings import GatewaySettings

@@ -13,8 +13,8 @@ from scripted_worker import MODEL, ScriptedWorker
 from waiting import STALL_S
 
 from octavo.client.keys import KeyClient
-from octavo.terms.api_keys import KeyDigests, KeyText, Scope, without_secrets
-from octavo.terms.secret import Secret
+from octavo.terms.access.api_keys import KeyDigests, KeyText, Scope, without_secrets
+from octavo.terms.access.secret import Secret
 
 SECRET = "a-secret-of-a-service-of-more-than-32-characters"
 SHOWN = 12  # of a secret's characters: none in a row may stand anywhere

@@ -13,7 +13,7 @@ from scripted_worker import MODEL, STATS, ScriptedWorker
 from waiting import STALL_S, until
 
 from octavo import AsyncClient
-from octavo.queue.lanes import JOBS_LISTED
+from octavo.queue.overview.lanes import JOBS_LISTED
 
 
 async def stats_of(http: httpx.AsyncClient) -> dict[str, Any]:

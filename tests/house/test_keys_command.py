@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from octavo.cli.app import build_app
 from octavo.queue.tenants.names import TenantKeys
-from octavo.terms.api_keys import OF_TENANTS, KeyDigests, KeyText
-from octavo.terms.secret import Secret
+from octavo.terms.access.api_keys import OF_TENANTS, KeyDigests, KeyText
+from octavo.terms.access.secret import Secret
 
 SECRET = "a secret of a service, of more than 32 characters"
 DIGESTS = KeyDigests(Secret([SECRET]))

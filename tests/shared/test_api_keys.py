@@ -11,9 +11,9 @@ from octavo.client.keys import KeyClient
 from octavo.queue.calls import run_sync
 from octavo.queue.tenants.keys import MOST_GRACE_S, NewKey, TenantCell
 from octavo.queue.tenants.names import ACCOUNT_ID, TenantKeys, new_id
-from octavo.terms.api_keys import KEY_ID, OF_TENANTS, KeyDigests, KeyText, Scope
+from octavo.terms.access.api_keys import KEY_ID, OF_TENANTS, KeyDigests, KeyText, Scope
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import InvalidRequest, NoSecret
-from octavo.terms.secret import Secret
 
 OLD, NEW = "an old secret of more than 32 characters", "a new secret of more than 32 characters"
 DIGESTS = KeyDigests(Secret([OLD]))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.terms.read_tokens import ReadTokens, expiry_of
-from octavo.terms.secret import Secret
+from octavo.terms.access.read_tokens import ReadTokens, expiry_of
+from octavo.terms.access.secret import Secret
 
 OLD, NEW = "an old secret of more than 32 characters", "a new secret of more than 32 characters"
 JOB, OTHER = "g00_01ARZ3NDEKTSV4RRFFQ69G5FAV", "g00_01ARZ3NDEKTSV4RRFFQ69G5FAW"

@@ -13,9 +13,9 @@ from octavo.client.keys import KeyClient
 from octavo.queue.calls import Call, run_sync
 from octavo.queue.tenants.keys import ApiKey
 from octavo.queue.tenants.names import TenantKeys
-from octavo.terms.api_keys import KeyDigests, KeyText
+from octavo.terms.access.api_keys import KeyDigests, KeyText
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError
-from octavo.terms.secret import Secret
 
 DIGESTS = KeyDigests(Secret(["a secret of a service, of more than 32 characters"]))
 NAMES = TenantKeys()

@@ -13,7 +13,7 @@ from octavo.client.webhooks import WebhookClient
 from octavo.service.webhooks.courier import PAUSES_S, Courier
 from octavo.service.webhooks.metrics import CourierMetrics
 from octavo.service.webhooks.outgoing import Outgoing
-from octavo.terms.secret import Secret
+from octavo.terms.access.secret import Secret
 from octavo.terms.webhooks import WebhookSecrets
 
 SECRET = "s" * 40

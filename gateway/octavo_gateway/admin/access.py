@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from octavo.client.keys import KeyClient
 from octavo.queue.tenants.keys import ApiKey, Project
-from octavo.terms.api_keys import Scope
+from octavo.terms.access.api_keys import Scope
 from octavo_gateway.auth import Caller, CurrentCaller
 from octavo_gateway.errors import ApiError
 from octavo_gateway.state import Gateway

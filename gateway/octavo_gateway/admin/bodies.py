@@ -8,7 +8,7 @@ from pydantic import Field
 
 from octavo.client.keys import MOST_CHARACTERS, MOST_MODELS
 from octavo.queue.tenants.keys import MOST_GRACE_S
-from octavo.terms.api_keys import OF_TENANTS, Scope
+from octavo.terms.access.api_keys import OF_TENANTS, Scope
 from octavo.terms.fields import Frozen, Tenant
 
 _MOST_SCOPES = len(Scope)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.queue.tenants.keys import Account, ApiKey, Project
-from octavo.terms.api_keys import KEY_ID, KEY_PREFIX, KeyText, Scope
+from octavo.terms.access.api_keys import KEY_ID, KEY_PREFIX, KeyText, Scope
 
 
 def project_object(project: Project) -> dict[str, Any]:

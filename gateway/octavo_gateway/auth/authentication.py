@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.client.keys import NO_SECRET
-from octavo.terms.api_keys import KeyText
+from octavo.terms.access.api_keys import KeyText
 from octavo.terms.errors import NoSecret
 from octavo_gateway.auth.cache import KeyCache, invalid_key
 from octavo_gateway.auth.callers import DEFAULT_TENANT, Caller, operator_of, presented_key, unauthorized

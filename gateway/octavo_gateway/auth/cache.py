@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.client.keys import KeyClient
 from octavo.queue.tenants.keys import ApiKey, Looked
-from octavo.terms.api_keys import KeyDigests, KeyText
+from octavo.terms.access.api_keys import KeyDigests, KeyText
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo_gateway.auth.callers import Caller, unauthorized
 from octavo_gateway.errors import ApiError

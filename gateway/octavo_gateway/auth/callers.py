@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from octavo.terms.api_keys import OF_TENANTS, Scope
+from octavo.terms.access.api_keys import OF_TENANTS, Scope
 from octavo_gateway.errors import ApiError
 
 DEFAULT_TENANT = "default"

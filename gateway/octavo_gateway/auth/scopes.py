@@ -6,7 +6,7 @@ from enum import Enum
 
 from fastapi import Request
 
-from octavo.terms.api_keys import Scope
+from octavo.terms.access.api_keys import Scope
 from octavo_gateway.auth.callers import caller_of
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.origins import is_token_read

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.dialects.ignored import Ignored
-from octavo.terms.api_keys import without_secrets
+from octavo.terms.access.api_keys import without_secrets
 from octavo_gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 from octavo_gateway.http.rates import rate_headers
 

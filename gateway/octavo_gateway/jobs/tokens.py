@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from octavo.client.read_tokens import read_token
+from octavo.terms.access.read_tokens import DEFAULT_S
 from octavo.terms.errors import NoSecret
 from octavo.terms.fields import Frozen
-from octavo.terms.read_tokens import DEFAULT_S
 from octavo_gateway.auth import CurrentTenant
 from octavo_gateway.http.body import JSON, described, media_type, parsed, read_body
 from octavo_gateway.jobs.owned import check_id, check_owner

@@ -11,8 +11,8 @@ from octavo.queue.batches.keys import new_id
 from octavo.queue.webhooks.reading import Backlog
 from octavo.service.webhooks.messages import event_body, signed_headers
 from octavo.service.webhooks.outgoing import Answer, Outgoing
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import NoSecret, OctavoError
-from octavo.terms.secret import Secret
 from octavo.terms.webhooks import EndpointInfo, WebhookSecrets
 from octavo_gateway.errors import ApiError
 from octavo_gateway.settings import GatewaySettings

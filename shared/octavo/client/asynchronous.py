@@ -38,13 +38,13 @@ from octavo.queue.keys import Keys
 from octavo.queue.pages import Page, read_job_page, read_tail
 from octavo.queue.protocol import Cell, Enqueued
 from octavo.queue.questions import Questions
+from octavo.terms.access.read_tokens import DEFAULT_S, ReadTokens
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
 from octavo.terms.positions import Position
-from octavo.terms.read_tokens import DEFAULT_S, ReadTokens
-from octavo.terms.secret import Secret
 
 DEFAULT_TENANT = "default"
 _BATCH = 64

@@ -15,12 +15,12 @@ from octavo.client.asynchronous import DEFAULT_TENANT, AsyncClient
 from octavo.client.handles import AsyncJob
 from octavo.client.requests import Prompt, RequestFields
 from octavo.queue.jobs import Keeping, Listed
+from octavo.terms.access.read_tokens import DEFAULT_S
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import JobStatus, TokenizerAnswer
 from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
-from octavo.terms.read_tokens import DEFAULT_S
-from octavo.terms.secret import Secret
 from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo, WorkerMemory
 
 T = TypeVar("T")

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from octavo.terms.access.read_tokens import DEFAULT_S
 from octavo.terms.errors import JobFailed
 from octavo.terms.limits import Rates
 from octavo.terms.messages import JobError, JobStatus
 from octavo.terms.models import Event, JobInfo, Result
-from octavo.terms.read_tokens import DEFAULT_S
 
 if TYPE_CHECKING:
     from octavo.client.asynchronous import AsyncClient

@@ -17,7 +17,7 @@ from octavo.queue.connection import answered, connect, connect_listener, default
 from octavo.queue.tenants import reading
 from octavo.queue.tenants.keys import Account, ApiKey, Looked, NewKey, Project, TenantCell
 from octavo.queue.tenants.names import ACCOUNT_ID, PROJECT_ID, TenantKeys, new_id
-from octavo.terms.api_keys import KEY_ID, OF_TENANTS, KeyDigests, KeyText, Scope
+from octavo.terms.access.api_keys import KEY_ID, OF_TENANTS, KeyDigests, KeyText, Scope
 from octavo.terms.errors import InvalidRequest, NoSecret, ServerUnavailable
 
 MOST_CHARACTERS = 256  # of a name

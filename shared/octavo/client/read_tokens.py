@@ -9,10 +9,10 @@ from pathlib import Path
 
 from octavo.queue import local
 from octavo.queue.jobs import Keeping, not_found
+from octavo.terms.access.read_tokens import ReadTokens, expiry_of
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import InvalidRequest, NoSecret
 from octavo.terms.models import JobInfo
-from octavo.terms.read_tokens import ReadTokens, expiry_of
-from octavo.terms.secret import Secret
 
 
 def secret_for(url: str) -> Secret:

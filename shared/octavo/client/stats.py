@@ -16,7 +16,7 @@ from octavo.queue.batches.reading import list_open
 from octavo.queue.fleet import beating_workers
 from octavo.queue.jobs import list_dead_letters
 from octavo.queue.keys import Keys
-from octavo.queue.lanes import LaneReader
+from octavo.queue.overview.lanes import LaneReader
 from octavo.terms.batches import BatchInfo, BatchStatus
 from octavo.terms.fleet import BatchProgress, FleetStats, Lane, WorkerFigures
 from octavo.terms.workers import WorkerInfo

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.terms.secret import Secret
+from octavo.terms.access.secret import Secret
 
 EVENT_TYPES = (
     *(f"batch.{end}" for end in ("completed", "failed", "expired", "cancelled")),

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.queue.calls import Call, Watch
 from octavo.queue.tenants.names import TenantKeys
-from octavo.terms.api_keys import OF_TENANTS, KeyDigests, KeyText, Scope
+from octavo.terms.access.api_keys import OF_TENANTS, KeyDigests, KeyText, Scope
 from octavo.terms.errors import InvalidRequest
 
 MOST_KEYS = 10_000

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from octavo.queue.keys import Keys, new_ulid
-from octavo.terms.api_keys import KEY_ID
+from octavo.terms.access.api_keys import KEY_ID
 
 ACCOUNT_ID, PROJECT_ID = "svc_acct_", "proj_"
 _IDS = {kind: re.compile(rf"{kind}[0-9A-HJKMNP-TV-Z]{{26}}") for kind in (KEY_ID, ACCOUNT_ID)}

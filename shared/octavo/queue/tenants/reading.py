@@ -12,7 +12,7 @@ import redis.asyncio
 from octavo.queue.connection import answered
 from octavo.queue.tenants.keys import KEY_FIELDS, Account, ApiKey, Project, Row, read_row, text_row
 from octavo.queue.tenants.names import ACCOUNT_ID, TenantKeys, is_id
-from octavo.terms.api_keys import KEY_ID
+from octavo.terms.access.api_keys import KEY_ID
 
 _ACCOUNT_FIELDS = ("tn", "name", "ct")
 _PROJECT_FIELDS = ("name", "ct", "arch")

@@ -20,9 +20,9 @@ from octavo.service.webhooks.addresses import Networks
 from octavo.service.webhooks.courier import Courier
 from octavo.service.webhooks.metrics import CourierMetrics
 from octavo.service.webhooks.outgoing import Outgoing
+from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError
 from octavo.terms.logs import configure_logging
-from octavo.terms.secret import Secret
 from octavo.terms.webhooks import WebhookSecrets
 
 log = logging.getLogger(__name__)

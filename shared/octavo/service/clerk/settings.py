@@ -9,8 +9,8 @@ from pydantic import AliasChoices, Field, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octavo.service.lists import Names
+from octavo.terms.access.secret import Secret
 from octavo.terms.limits import Limits
-from octavo.terms.secret import Secret
 
 
 class ClerkSettings(BaseSettings):

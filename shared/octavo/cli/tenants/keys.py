@@ -21,7 +21,7 @@ from octavo.queue.connection import default_url
 from octavo.queue.tenants.keys import MOST_GRACE_S, ApiKey
 from octavo.queue.tenants.names import is_id
 from octavo.service.console import err, out
-from octavo.terms.api_keys import KEY_ID, OF_TENANTS, KeyDigests, KeyText, Scope
+from octavo.terms.access.api_keys import KEY_ID, OF_TENANTS, KeyDigests, KeyText, Scope
 from octavo.terms.logs import printable
 
 app = typer.Typer(help="Make, list, rotate and revoke API keys that the server keeps.", no_args_is_help=True)

@@ -8,7 +8,7 @@ import hmac
 import math
 import re
 
-from octavo.terms.secret import Secret
+from octavo.terms.access.secret import Secret
 
 DEFAULT_S = 3600
 LABEL = "octavo read token 1"

@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from octavo.terms.secret import Secret
+from octavo.terms.access.secret import Secret
 
 LABEL = "key"
 KEY_PREFIX = "sk-oct-"
