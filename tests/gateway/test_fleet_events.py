@@ -137,6 +137,12 @@ def test_changes_of_a_map_add_up_to_the_map(maps: list[list[tuple[int | str, int
         assert drawn(known.whole()) == expected
 
 
+def test_a_job_keeps_its_number_when_another_leaves() -> None:
+    known = BlockMap()
+    known.take(a_map([("v", 40), ("w", 60)], 100)[0])
+    assert known.take(a_map([(1, 40), ("w", 60)], 100)[0]) == {"owners": {"16": None}, "changes": [0, 40, 1]}
+
+
 async def test_jobs_come_move_and_go(http: httpx.AsyncClient, worker: ScriptedWorker, redis_url: str) -> None:
     worker.hold_after = 2
     async with viewing(http) as view, AsyncClient(redis_url) as client:
