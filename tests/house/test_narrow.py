@@ -13,10 +13,12 @@ from octavo.cli import jobs, top
 from octavo.cli.console import counted
 from octavo.cli.memory_view import memory_panel
 from octavo.cli.weights import products_table
+from octavo.service.fleet import Snapshot, WorkerLoad
+from octavo.terms.fleet import FleetStats
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import JobInfo
 
-LOAD = top.WorkerLoad(
+LOAD = WorkerLoad(
     id="a-host.of.some-length-31698-35b629",
     model="Qwen3-0.6B",
     host="h",
@@ -35,6 +37,10 @@ LOAD = top.WorkerLoad(
     tokens_per_s=12345.0,
     drafted_tokens=1_000_000,
     accepted_tokens=999_999,
+)
+
+SNAPSHOT = Snapshot(
+    queued={}, workers=[LOAD], memory=[], stats=FleetStats(at=0.0, queued=0, running=0, tokens_per_s=0.0)
 )
 
 
@@ -68,7 +74,7 @@ def test_products_wrap_between_words() -> None:
 
 @pytest.mark.parametrize(("width", "is_wide"), [(80, False), (140, True)])
 def test_workers_take_one_line_each(width: int, is_wide: bool) -> None:
-    head, row = lines(top._worker_table([LOAD], is_wide), width)
+    head, row = lines(top._worker_table(SNAPSHOT, is_wide), width)
     assert head.split()[:2] == ["worker", "model"]
     assert {"256", "1000", "99%", "1%", "12345"} <= set(row.split())
     assert ("1234" in row.split()) == is_wide

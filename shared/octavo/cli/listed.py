@@ -23,14 +23,14 @@ LISTED = {
     "run": Listed("Submit a prompt and stream the answer.", "octavo.cli.run", "run"),
     "jobs": Listed("List, show, follow, cancel and requeue jobs.", "octavo.cli.jobs", "app"),
     "batch": Listed("Files of requests: run one from here, or have the service run it.", "octavo.cli.batch", "app"),
-    "webhooks": Listed("List endpoints of webhooks and deliveries, send again.", "octavo.cli.webhooks", "app"),
+    "webhooks": Listed("Webhook endpoints of a gateway, and what was delivered to them.", "octavo.cli.webhooks", "app"),
     "prefix": Listed("Keep named prefixes in the KV memory of workers.", "octavo.cli.prefix", "app"),
     "keys": Listed("Make, list, rotate and revoke API keys that the server keeps.", "octavo.cli.tenants.keys", "app"),
     "tenants": Listed("Show and change limits of tenants.", "octavo.cli.tenants.limits", "app"),
     "usage": Listed(
         "Tokens, requests and seconds of jobs that ended, from whole hours", "octavo.cli.tenants.usage", "usage"
     ),
-    "top": Listed("Show queue depth, workers, KV cache and tokens a second.", "octavo.cli.top", "top"),
+    "top": Listed("Show lanes, jobs, workers, KV cache and latencies.", "octavo.cli.top", "top"),
     "workers": Listed("List the workers with a live heartbeat.", "octavo.cli.workers", "workers"),
     "doctor": Listed("Check this machine; say for each problem what to do next.", "octavo.cli.doctor", "doctor"),
     "demo": Listed(

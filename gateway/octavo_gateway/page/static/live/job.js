@@ -7,9 +7,12 @@ import { look } from "./settings.js";
 // What happened to it, by time: what the queue knows, and what this page saw.
 function timeline(job, seen) {
   const steps = [{ at: job.created_at, kind: "accepted", words: `${job.priority}, of ${job.tenant}` }];
-  const attempts = Array.isArray(job.attempts) ? job.attempts : [];
-  for (const attempt of attempts) steps.push({ at: attempt.at, kind: "claimed", words: `by ${attempt.worker}${attempt.why ? `: ${attempt.why}` : ""} at token ${attempt.tokens}` });
-  if (!attempts.length && job.started_at) steps.push({ at: job.started_at, kind: "claimed", words: job.worker && job.attempts === 1 ? `by ${job.worker}` : `${plural(job.attempts, "attempt")}, the latest by ${job.worker ?? "a worker"}` });
+  for (const attempt of job.history ?? []) {
+    if (attempt.started_at) steps.push({ at: attempt.started_at, kind: "claimed", words: `by ${attempt.worker ?? "a worker"} at token ${attempt.tokens_before ?? 0}` });
+    if (attempt.ended_at && attempt.why !== job.status) steps.push({ at: attempt.ended_at, kind: attempt.why, words: `at token ${attempt.tokens ?? 0}` });
+  }
+  if (!job.history?.length && job.started_at) steps.push({ at: job.started_at, kind: "claimed", words: job.worker && job.attempts === 1 ? `by ${job.worker}` : `${plural(job.attempts, "attempt")}, the latest by ${job.worker ?? "a worker"}` });
+  if (job.first_token_at) steps.push({ at: job.first_token_at, kind: "first token", words: "" });
   steps.push(...seen);
   if (job.finished_at) steps.push({ at: job.finished_at, kind: job.status, words: job.error ? job.error.message : plural(job.tokens, "token") });
   return steps.sort((one, other) => one.at - other.at);
