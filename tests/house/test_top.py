@@ -64,7 +64,7 @@ def test_a_wide_terminal_shows_how_many_drafts_are_right(monkeypatch: pytest.Mon
     snapshot = asyncio.run(Reader(cast(AsyncClient, Drafting()), "", memory=False).read())
     assert (snapshot.workers[0].drafted_tokens, snapshot.workers[0].accepted_tokens) == (400, 300)
     assert isinstance(snapshot, Snapshot)
-    for width, shown in ((140, True), (80, False)):
+    for width, shown in ((150, True), (80, False)):
         console = Console(width=width)
         with console.capture() as captured:
             monkeypatch.setattr("octavo.cli.top.out", console)

@@ -22,7 +22,7 @@ from octavo.service.console import out
 from octavo.service.fleet import Reader, Snapshot
 from octavo.terms.fleet import FleetStats
 
-_WIDE, _WIDEST = 110, 132
+_WIDE, _WIDEST = 150, 132
 _JOBS, _BATCHES = 15, 5
 
 
@@ -145,20 +145,20 @@ def _worker_table(snapshot: Snapshot, is_wide: bool) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("worker", overflow="fold")
     table.add_column("model", overflow="fold")
-    for name in ("run", "wait", "KV", "cached", "tokens/s", "step", "first"):
+    for name in ("run", "wait", "KV", "tokens/s", "first"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("", "type", "preempted", "by swap", "drafts") if is_wide else ():
+    for name in ("step", "cached", "", "type", "preempted", "by swap", "drafts") if is_wide else ():
         table.add_column(name, no_wrap=True)
     for load in snapshot.workers:
-        counts = (str(load.running), str(load.waiting), f"{load.kv_used:.0%}", f"{load.kv_cached:.0%}")
-        row: list[RenderableType] = [load.id, load.model, *counts, f"{load.tokens_per_s:.0f}"]
+        counts = (str(load.running), str(load.waiting), f"{load.kv_used:.0%}", f"{load.tokens_per_s:.0f}")
         now = figures.get(load.id)
-        row.append("" if now is None else f"{now.step_ms:.0f}ms")
-        row.append("" if now is None or now.first_token_s is None else _span(now.first_token_s))
+        first = "" if now is None or now.first_token_s is None else _span(now.first_token_s)
+        row: list[RenderableType] = [load.id, load.model, *counts, first]
         if is_wide:
             bar = ProgressBar(total=1.0, completed=load.kv_used, width=12)
             swapped = load.preemption_reasons["swapped_out"]
             right = f"{load.accepted_tokens / load.drafted_tokens:.0%} right" if load.drafted_tokens else ""
+            row += ["" if now is None else f"{now.step_ms:.0f}ms", f"{load.kv_cached:.0%}"]
             row += [bar, load.kv_dtype, str(load.preemptions), str(swapped), right]
         table.add_row(*row)
     return table
