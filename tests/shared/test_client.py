@@ -314,7 +314,8 @@ async def give_up(connection: redis.asyncio.Redis, job_id: str) -> None:
 async def test_a_job_that_was_given_up_is_listed_and_goes_on_as_a_new_one(
     client: AsyncClient, connection: redis.asyncio.Redis
 ) -> None:
-    job = await client.submit("again", model=fake.MODEL, max_tokens=5, tenant="acme", metadata={"a": "b"})
+    asked = {"metadata": {"a": "b"}, "notify": True}
+    job = await client.submit("again", model=fake.MODEL, max_tokens=5, tenant="acme", key_id="key_1", **asked)
     await give_up(connection, job.id)
     (letter,) = await client.dead_letters()
     assert (letter.job_id, letter.reason, letter.worker, letter.attempts) == (job.id, "dead_lettered", "w", 3)
@@ -322,6 +323,7 @@ async def test_a_job_that_was_given_up_is_listed_and_goes_on_as_a_new_one(
     again = await client.requeue(job.id)
     assert (again.id != job.id, (await client.requeue(job.id)).id) == (True, again.id)
     assert await client.dead_letters() == []
+    assert await connection.hmget(f"{{c00}}:j:{again.id}", "key", "nf") == [b"key_1", b"job"]
     async with fake.fake_worker(connection):
         result = await again.result(timeout=STALL_S)
     assert list(result.token_ids) == expected("again", seed, 5)

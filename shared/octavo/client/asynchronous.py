@@ -328,14 +328,16 @@ class AsyncClient(FleetQueries):
             return await list_dead_letters(self._redis, self._keys, limit)
 
     async def requeue(self, job_id: str) -> AsyncJob:
-        """Submit a job that was given up once more, as a new job with the same request, tenant and seed, and take it
-        off the list of dead letters. A repeated call gives the same job. Raises JobNotFound, and InvalidRequest for a
-        job that was not given up."""
+        """Submit a job that was given up once more, as a new job with the same request, tenant, API key and seed, and
+        take it off the list of dead letters. A repeated call gives the same job. Raises JobNotFound, and InvalidRequest
+        for a job that was not given up."""
         async with self._asking():
             given_up = await read_submission(self._redis, job_id)
         sampling = given_up.request.sampling.model_copy(update={"seed": given_up.seed})
         request = given_up.request.model_copy(update={"sampling": sampling})
-        job = await self.submit(request, tenant=given_up.tenant, idempotency_key=f"requeue:{job_id}")
+        job = await self.submit(
+            request, tenant=given_up.tenant, idempotency_key=f"requeue:{job_id}", key_id=given_up.key_id
+        )
         async with self._asking():
             await remove_dead_letters(self._redis, self._keys, job_id)
         return job

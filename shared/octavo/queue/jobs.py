@@ -43,11 +43,12 @@ class Listed(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Submission:
-    """The request, tenant and seed that a job was made from."""
+    """The request, tenant and seed that a job was made from, and the id of the API key that asked for it."""
 
     request: JobRequest
     tenant: str
     seed: int
+    key_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,10 +168,9 @@ def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
 
 async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submission:
     """The request of a job that was given up. Raises JobNotFound, and InvalidRequest if it is not there any more."""
-    row: Any = await connection.hmget(
-        locate(job_id).job(job_id), (JobHash.STATUS, JobHash.REQUEST, JobHash.TENANT, JobHash.SEED)
-    )
-    status, body, tenant, seed = row
+    fields = (*(JobHash.STATUS, JobHash.REQUEST, JobHash.TENANT, JobHash.SEED), JobHash.API_KEY, JobHash.NOTIFY)
+    row: Any = await connection.hmget(locate(job_id).job(job_id), fields)
+    status, body, tenant, seed, key_id, notify = row
     if status is None:
         raise not_found(job_id)
     if (state := as_status(status)) is None:
@@ -181,7 +181,8 @@ async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submi
             "that were; submit any other again"
         )
     try:
-        return Submission(wire.decode_request(body), tenant.decode(), int(seed))
+        request = wire.decode_request(body).model_copy(update={"notify": notify == b"job"})
+        return Submission(request, tenant.decode(), int(seed), (key_id or b"").decode())
     except (AttributeError, ValueError):
         raise damaged(job_id) from None
 

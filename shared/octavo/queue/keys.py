@@ -46,6 +46,8 @@ class JobHash(StrEnum):
     EPOCHS = "eps"
     TRIES = "tries"
     FIRST_TOKEN_MS = "f1"
+    API_KEY = "key"
+    NOTIFY = "nf"
 
 
 @dataclass(frozen=True)
