@@ -108,6 +108,7 @@ def test_a_takeover_of_batch_jobs_shuts_out_no_high_job(queue: Queue, start: Sta
     check(queue, low)
 
 
+@pytest.mark.full
 def test_two_full_workers_share_what_comes_of_a_higher_class(queue: Queue, start: Start) -> None:
     workers = [start(0), start(1)]
     low = fill(queue, 2 * ROWS)
@@ -117,6 +118,7 @@ def test_two_full_workers_share_what_comes_of_a_higher_class(queue: Queue, start
     check(queue, low)
 
 
+@pytest.mark.full
 def test_preempted_jobs_go_on_with_a_worker_that_comes_up(queue: Queue, start: Start) -> None:
     start(0)
     low = fill(queue, ROWS)

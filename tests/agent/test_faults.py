@@ -243,6 +243,7 @@ def test_poison_is_quarantined_and_dead_lettered_while_innocents_finish(queue: Q
     assert worker.process.poll() is None, "a poison job must not end the worker"
 
 
+@pytest.mark.full
 def test_a_search_whose_engines_are_killed_is_never_given_up(queue: Queue, start_worker):
     """It stores nothing before its end."""
     worker = start_worker(SLOW).wait_ready()
@@ -253,6 +254,7 @@ def test_a_search_whose_engines_are_killed_is_never_given_up(queue: Queue, start
     assert queue.wait(job).status is JobStatus.COMPLETED
 
 
+@pytest.mark.full
 def test_what_a_paused_worker_had_is_never_given_up(queue: Queue, start_worker):
     workers = [start_worker(SLOW).wait_ready() for _ in range(2)]
     job = queue.submit(PROMPT, sampling=sampling(200, best_of=2))

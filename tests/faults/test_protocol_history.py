@@ -113,6 +113,7 @@ async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: P
     assert len({write.job_id for write in fleet.writes() if write.attempt > 1}) > jobs / 12
 
 
+@pytest.mark.full
 async def test_a_server_that_forgets_its_last_second_is_not_noticed(tmp_path: Path) -> None:
     """Jobs that it had accepted in it, tokens and ends: all are there again, and only workers know that of before."""
     random.seed(22)
@@ -139,6 +140,7 @@ async def test_a_server_that_forgets_its_last_second_is_not_noticed(tmp_path: Pa
     assert any(problem.startswith("one_owner") for problem in violations(history))
 
 
+@pytest.mark.full
 async def test_the_checker_sees_that_a_fence_is_missing(redis_url: str, tmp_path: Path) -> None:
     random.seed(21)
     async with AsyncClient(redis_url) as client, connect(redis_url) as connection:

@@ -61,6 +61,7 @@ def test_run_chat_ends_with_the_end_of_turn(cli: Cli) -> None:
     assert "<|" not in result["sequences"][0]["text"]
 
 
+@pytest.mark.full
 def test_run_searches_with_beams_and_says_how_far_it_is(cli: Cli) -> None:
     text = cli("run", "ROMEO:", "--beams", "4", "--max-tokens", "200")
     (job,) = cli.json("jobs", "ls", "--limit", "1")["jobs"]
@@ -339,6 +340,7 @@ def test_up_refuses_a_second_instance(cli: Cli) -> None:
     assert "already up" in cli("up", code=1)
 
 
+@pytest.mark.full
 def test_up_starts_a_killed_worker_again(cli: Cli) -> None:
     victim = cli.json("workers")["workers"][0]
     os.kill(victim["pid"], signal.SIGKILL)

@@ -13,7 +13,7 @@ from spoiling import LiveCell, cases
 from octavo import AsyncClient
 from octavo.terms.errors import OctavoError
 
-SHARES = 8
+SHARES = 24
 
 
 @pytest.mark.full(but=1)

@@ -167,6 +167,7 @@ class Fleet:
             claims.clear()
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("with_poison", [True, False])
 def test_whatever_dies_the_innocent_complete_and_the_guilty_ends(world: Any, seed: int, with_poison: bool) -> None:
