@@ -14,7 +14,7 @@ from itertools import pairwise
 from octavo.terms.messages import Chunk, JobStatus, Terminal
 
 PERMANENT_KEYS = {
-    *("models", "traits", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers", "bell:toy", "usage", "fold"),
+    *("models", "traits", "reaper", "seq", "ev", "dlq", "jobs", "x", "workers", "bell:toy", "usage", "fold", "tally"),
 }
 
 
