@@ -16,7 +16,6 @@ _EXAMPLES_OF_PATHS = {
     "chat_id": "chat-1",
     "name": "demo",
     "worker_id": "host-4711-1f2e3d",
-    "project": "default",
     "rate_limit_id": "rl-demo",
     "file_id": "file-01ARZ3NDEKTSV4RRFFQ69G5FAV",
     "batch_id": "batch_01ARZ3NDEKTSV4RRFFQ69G5FAV",
@@ -26,6 +25,7 @@ _EXAMPLES_OF_PATHS = {
     "webhook_endpoint_id": "we_01ARZ3NDEKTSV4RRFFQ69G5FAV",
 }
 
+_LIMITS = "/v1/organization/projects/{project_id}/rate_limits"
 _HOOK = "/v1/webhook_endpoints/{webhook_endpoint_id}"
 
 
@@ -196,8 +196,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", "/detokenize"): Operation(
         "detokenize", "Turn tokens into text", {"tokens": {"model": "demo", "tokens": [82, 79, 77]}}
     ),
-    ("get", "/v1/organization/projects/{project}/rate_limits"): Operation("listRateLimits", "List a tenant's limits"),
-    ("post", "/v1/organization/projects/{project}/rate_limits/{rate_limit_id}"): Operation(
+    ("get", _LIMITS): Operation("listRateLimits", "List a tenant's limits"),
+    ("post", f"{_LIMITS}/{{rate_limit_id}}"): Operation(
         "updateRateLimit",
         "Change a tenant's limits",
         {

@@ -38,7 +38,7 @@ def test_a_way_to_guess_that_is_not_known_is_refused_in_words(value):
 
 
 def test_layers_for_several_tokens_are_refused_with_the_reason():
-    with pytest.raises(ValidationError, match=r"mtp is for checkpoints with layers .* own decoder does not read; give eagle:"):
+    with pytest.raises(ValidationError, match=r"mtp is for checkpoints with layers .* does not read; give eagle:"):
         WorkerSettings(speculate="mtp")
 
 

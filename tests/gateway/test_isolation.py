@@ -18,6 +18,7 @@ from octavo.queue.batches.keys import BATCH, FILE
 from octavo.queue.batches.keys import new_id as new_file_id
 from octavo.queue.keys import Keys
 from octavo.queue.tenants.names import ACCOUNT_ID, new_id
+from octavo.queue.webhooks.keys import ENDPOINT
 from octavo.terms.access.api_keys import KEY_ID, OF_TENANTS, KeyDigests, KeyText, Scope
 from octavo.terms.access.secret import Secret
 from octavo.terms.workers import PinOutcome
@@ -28,7 +29,10 @@ LINE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model
 NOT_OF_TENANTS = {"name", "worker_id"}
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/organization/projects/{project_id}/service_accounts"): {"name": "x"},
+    ("POST", "/v1/webhook_endpoints/{webhook_endpoint_id}"): {"name": "x"},
+    ("POST", "/v1/webhook_endpoints/{webhook_endpoint_id}/test"): {"event_type": "batch.completed"},
 }
+HOOKS = {"webhook_http": True, "webhook_networks": ("127.0.0.0/8",)}
 UNKNOWN = {
     "job_id": Keys().new_job_id(),
     "response_id": f"resp_{Keys().new_job_id()}",
@@ -38,6 +42,7 @@ UNKNOWN = {
     "project_id": "never",
     "service_account_id": new_id(ACCOUNT_ID),
     "api_key_id": new_id(KEY_ID),
+    "webhook_endpoint_id": new_id(ENDPOINT),
 }
 ROUTES_WITH_IDS = sorted(
     (method, path)
@@ -94,6 +99,8 @@ async def made_by(http: httpx.AsyncClient, key: KeyText, made: Any, account: Any
         headers=own,
         json={"input_file_id": file.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"},
     )
+    about = {"name": "n", "url": "http://127.0.0.1:9/", "event_types": ["batch.completed"]}
+    hook = await http.post("/v1/webhook_endpoints", headers=own, json=about)
     return {
         "job_id": job["id"],
         "response_id": response.json()["id"],
@@ -103,6 +110,7 @@ async def made_by(http: httpx.AsyncClient, key: KeyText, made: Any, account: Any
         "project_id": "acme",
         "service_account_id": account.id,
         "api_key_id": made.id,
+        "webhook_endpoint_id": hook.json()["id"],
     }
 
 
@@ -112,7 +120,7 @@ async def tenants(
 ) -> AsyncIterator[Tenants]:
     pins = {f"{tenant}:pin": PinOutcome(state="pinned", version="1", tokens=16) for tenant in ("acme", "globex")}
     monkeypatch.setattr(ScriptedWorker, "pins", pins)
-    url = own_gateway(secret=SECRET, require_keys=True, files=str(tmp_path / "files"))
+    url = own_gateway(secret=SECRET, require_keys=True, files=str(tmp_path / "files"), **HOOKS)
     scopes = OF_TENANTS | {Scope.ADMIN}
     async with (
         KeyClient(redis_url, KeyDigests(Secret([SECRET]))) as keys,
