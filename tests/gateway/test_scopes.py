@@ -70,14 +70,14 @@ def bearer(key: KeyText) -> dict[str, str]:
 
 
 async def refusal(http: httpx.AsyncClient, method: str, url: str, key: KeyText) -> str | None:
-    """The code of a refusal for want of a scope. A stream that begins is none."""
+    """The words of a refusal for want of a scope. A stream that begins is none."""
     async with http.stream(method, url, headers=bearer(key)) as answer:
         if answer.status_code != 403:
             return None
         await answer.aread()
         error = answer.json()["error"]
     assert error["type"] == "permission_error"
-    return error["code"] if error["code"] in ("insufficient_scope", "not_an_operator") else None
+    return None if error.get("code") == "not_the_page" else str(error["message"])
 
 
 async def test_a_route_is_closed_to_every_key_without_its_scope(url: str, keys: KeyClient) -> None:
