@@ -149,10 +149,16 @@ def test_figures_are_those_of_the_stats(page: Page, service: Up) -> None:
 
 def test_what_a_tenant_wrote_is_text(page: Page, service: Up, tmp_path: Path) -> None:
     with Client(redis_url(service), tenant="default") as client:
-        job = client.submit(MARKUP, model="demo", max_tokens=1000, ignore_eos=True)
-        page.wait("document.querySelector('.chip') !== null")
-        page.run("document.querySelector('.chip').click()")
-        page.wait("document.querySelector('dialog pre') !== null")
+        jobs = [client.submit(MARKUP, model="demo", max_tokens=1000, ignore_eos=True)]
+
+        def is_open() -> bool:
+            """A busy machine may look too late for a job."""
+            if jobs[-1].info().status.is_terminal:
+                jobs.append(client.submit(MARKUP, model="demo", max_tokens=1000, ignore_eos=True))
+            page.run("document.querySelector('dialog') || document.querySelector('.chip')?.click(), 0")
+            return bool(page.run("document.querySelector('dialog pre') !== null"))
+
+        eventually(is_open)
         assert MARKUP in page.text("dialog pre")
         assert page.run("document.querySelectorAll('dialog img, dialog script').length") == 0
         assert violations(page) == []
@@ -163,7 +169,7 @@ def test_what_a_tenant_wrote_is_text(page: Page, service: Up, tmp_path: Path) ->
         exec(code[1].split("for event")[0].replace("Client()", "recorded"), {"recorded": Recorder(program)} | program)
         assert page.run("document.querySelectorAll('.timeline li').length") >= 2
         page.press("Close", within="dialog")
-        job.cancel()
+        jobs[-1].cancel()
 
 
 class Recorder:

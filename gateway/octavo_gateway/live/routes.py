@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Security
 from fastapi.responses import Response, StreamingResponse
 
 from octavo.terms.fleet import FleetStats
+from octavo_gateway.auth import BEARER
 from octavo_gateway.http.streams import EventStream, Mailbox, unless_draining
 from octavo_gateway.state import Gateway
 
 RETRY = b"retry: 1000\n\n"
 
-router = APIRouter(tags=["fleet"])
+router = APIRouter(tags=["fleet"], dependencies=[Security(BEARER)])
 
 
 @router.get("/v1/stats")
