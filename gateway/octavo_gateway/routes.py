@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
 from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 from starlette.routing import BaseRoute
@@ -36,6 +36,7 @@ from octavo_gateway.admin.bodies import (
 )
 from octavo_gateway.admin.limits import LimitRequest
 from octavo_gateway.anthropic import routes as anthropic
+from octavo_gateway.auth import BEARER
 from octavo_gateway.durable import routes as durable
 from octavo_gateway.files import batches
 from octavo_gateway.files import routes as files
@@ -69,7 +70,8 @@ _BODIES = (
 def add_routes(app: FastAPI) -> None:
     """Make `app` answer what a gateway does."""
     for part in _PARTS:
-        app.include_router(part.router)
+        is_open = part in (health, pages)  # to all, or to a browser that asks its user for a key
+        app.include_router(part.router, dependencies=[] if is_open else [Security(BEARER)])
         _answer_head(app, part.router.routes)
     app.mount("/static", StaticFiles(directory=pages.STATIC), name="static")
     _complete_openapi(app)

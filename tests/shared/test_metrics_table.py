@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from octavo.service.clerk.metrics import ClerkMetrics
 from octavo.service.metrics.registry import Ready, counter, family, know_model, renamed, summary
+from octavo.service.webhooks.metrics import CourierMetrics
 from octavo.terms.metrics import clerk, gateway, queue, worker
 from octavo.terms.metrics.metric import MODEL, Metric
 from octavo.terms.metrics.table import TABLE, alerts, metrics
@@ -69,7 +70,9 @@ def test_all_series_exist_before_anything_is_counted() -> None:
     text = generate_latest(registry)
     for priority in ("high", "normal", "batch"):
         assert f'octavo_jobs_submitted_total{{model_name="toy",priority="{priority}"}}' in series(text)
-    clerks = series(generate_latest(ClerkMetrics().registry))
+    of_clerk = ClerkMetrics().registry
+    CourierMetrics(of_clerk)
+    clerks = series(generate_latest(of_clerk))
     for metric in clerk.CLERK:
         for values in metric.sets() or [()]:
             labels = ",".join(f'{name}="{value}"' for name, value in zip(metric.labels, values, strict=True))
