@@ -54,7 +54,15 @@ def test_the_hash_is_documented() -> None:
         name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1] if row else "")
     }
     of_submitters = {JobHash.REQUEST, JobHash.SEED, JobHash.IDEMPOTENCY_KEY}
-    inner = {*of_submitters, JobHash.RETENTION, JobHash.ERASED}  # the queue's, not a reader's
+    of_attempts = {JobHash.TRIES, JobHash.FIRST_TOKEN_MS}
+    of_tenants = {JobHash.COST, JobHash.API_KEY, JobHash.NOTIFY}
+    inner = {
+        *of_submitters,
+        *of_attempts,
+        *of_tenants,
+        JobHash.RETENTION,
+        JobHash.ERASED,
+    }  # the queue's, not a reader's
     assert named == {field.value for field in JobHash} - inner
     assert all(f"`{status.value}`" in table for status in JobStatus)
 
