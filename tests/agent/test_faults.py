@@ -60,11 +60,13 @@ def test_killed_engine_passes_its_jobs_on_at_once(queue: Queue, start_worker):
     workers = [start_worker(SLOW, lease=10.0).wait_ready() for _ in range(2)]
     jobs = submit_many(queue, 24, 100)
     eventually(lambda: all(queue.stored(job) > 10 for job in jobs))
-    os.kill(workers[0].engine_pid, signal.SIGKILL)
+    owner = queue.field(jobs[-1], "wid")
+    (victim,) = [worker for worker in workers if worker.id == owner]
+    os.kill(victim.engine_pid, signal.SIGKILL)
     assert_undisturbed(queue, jobs, 100)
-    assert {crashes(queue, job) for job in jobs} == {0, 1}
+    assert max(crashes(queue, job) for job in jobs) == 1
     assert all(worker.process.poll() is None for worker in workers)
-    eventually(lambda: (info := workers[0].info()) is not None and info.stats.free_blocks > 0)
+    eventually(lambda: (info := victim.info()) is not None and info.stats.free_blocks > 0)
 
 
 def test_lone_worker_restarts_its_engine_and_goes_on(queue: Queue, start_worker):
