@@ -60,7 +60,7 @@ def test_killed_engine_passes_its_jobs_on_at_once(queue: Queue, start_worker):
     workers = [start_worker(SLOW, lease=10.0).wait_ready() for _ in range(2)]
     jobs = submit_many(queue, 24, 100)
     eventually(lambda: all(queue.stored(job) > 10 for job in jobs))
-    owner = queue.field(jobs[-1], "wid")
+    owner = queue.field([*jobs][-1], "wid")
     (victim,) = [worker for worker in workers if worker.id == owner]
     os.kill(victim.engine_pid, signal.SIGKILL)
     assert_undisturbed(queue, jobs, 100)
