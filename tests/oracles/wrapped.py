@@ -156,7 +156,7 @@ WRAPPED: dict[str, PreTrainedConfig] = {
             "rope_parameters": {**ROTATED, "mrope_section": [4, 4, 4]},
             "num_experts": 8,
             "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
+            "moe_intermediate_size": 48,
             "mlp_only_layers": [1],
         },
         vision_config={
