@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
-import openai
 import pytest
 from serving import serving
-from waiting import STALL_S
+from two_tenants import ai as ai
+from two_tenants import http as http
+from two_tenants import other as other
 
 from octavo_gateway.settings import GatewaySettings
 
@@ -29,23 +29,3 @@ def gateway(redis_url: str, folder: Path) -> Iterator[str]:
     )
     with serving(settings) as url:
         yield url
-
-
-@pytest.fixture
-async def http(gateway: str) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"Authorization": "Bearer k1"}
-    async with httpx.AsyncClient(base_url=gateway, timeout=STALL_S, headers=headers) as client:
-        yield client
-
-
-@pytest.fixture
-async def ai(gateway: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key="k1", max_retries=0, timeout=STALL_S) as client:
-        yield client
-
-
-@pytest.fixture
-async def other(gateway: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    """Another tenant."""
-    async with openai.AsyncOpenAI(base_url=f"{gateway}/v1", api_key="k2", max_retries=0, timeout=STALL_S) as client:
-        yield client

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from typing import Self, TypeVar
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from typing import TypeVar
 
 import redis.asyncio
 from redis.asyncio.client import PubSub
 from redis.exceptions import ConnectionError, RedisError
 
+from octavo.client.connection import QueueConnection
 from octavo.client.requests import checked_tenant
-from octavo.queue.calls import Call, Watch, run
-from octavo.queue.connection import answered, connect, connect_listener, default_url, errors_of
+from octavo.queue.calls import Watch
+from octavo.queue.connection import connect_listener
 from octavo.queue.tenants import reading
 from octavo.queue.tenants.keys import Account, ApiKey, Looked, NewKey, Project, TenantCell
 from octavo.queue.tenants.names import ACCOUNT_ID, PROJECT_ID, TenantKeys, new_id
@@ -28,31 +29,24 @@ _PING_S = 15.0
 T = TypeVar("T")
 
 
-class KeyClient:
-    """One event loop's connections. Nothing is sent before the first call. `digests` are those of the service; what
-    makes a secret needs them. Every method raises ServerUnavailable."""
+class KeyClient(QueueConnection):
+    """API keys, service accounts and projects. `digests` are those of the service; what makes a secret needs them.
+    Every method raises ServerUnavailable."""
 
     def __init__(
         self, url: str | None = None, digests: KeyDigests | None = None, *, watch: Watch | None = None
     ) -> None:
-        self._url = url or default_url()
+        super().__init__(url)
         self._digests = digests
         self.keys = TenantKeys()
         self._cell = TenantCell(self.keys, watch)
-        self._redis = connect(self._url)
         self._listener: redis.asyncio.Redis | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Disconnect."""
         if self._listener is not None:
             await self._listener.aclose()
-        await self._redis.aclose()
+        await super().close()
 
     async def create(
         self,
@@ -76,7 +70,7 @@ class KeyClient:
             models=checked_models(models),
             expires_s=checked_life(expires_s),
         )
-        await self._run(self._cell.put(new))
+        await self.run(self._cell.put(new))
         made = await self.key(key.id)
         if made is None:
             raise ServerUnavailable(f"the server has forgotten {key.id}: make another key")
@@ -87,7 +81,7 @@ class KeyClient:
         key = KeyText.new(key_id)
         return (
             key
-            if await self._run(self._cell.rotate(key_id, self._digest(key), tenant=tenant, grace_s=grace_s))
+            if await self.run(self._cell.rotate(key_id, self._digest(key), tenant=tenant, grace_s=grace_s))
             else None
         )
 
@@ -97,40 +91,40 @@ class KeyClient:
         """Change when a key expires, from now on, and what it may do. False: no such key that could be used."""
         given = OF_TENANTS if scopes is not None and not scopes else scopes
         call = self._cell.change(key_id, tenant=tenant, expires_s=checked_life(expires_s), scopes=given)
-        return await self._run(call)
+        return await self.run(call)
 
     async def revoke(self, key_id: str, *, tenant: str = "") -> bool:
         """End a key for good. False: no such key, or one that was revoked before."""
-        return await self._run(self._cell.revoke(key_id, tenant=tenant))
+        return await self.run(self._cell.revoke(key_id, tenant=tenant))
 
     async def touch(self, key_id: str) -> None:
         """Note that a key is used, once a minute at most."""
-        await self._run(self._cell.touch(key_id))
+        await self.run(self._cell.touch(key_id))
 
     async def look(self, key_id: str) -> Looked | None:
         """A key as it is now, with the server's time."""
-        return await self._run(self._cell.look(key_id))
+        return await self.run(self._cell.look(key_id))
 
     async def key(self, key_id: str, *, tenant: str | None = None) -> ApiKey | None:
         """A key, also one that was revoked. None: no such key of the tenant's."""
-        async with self._asking() as connection:
+        async with self.asking() as connection:
             found = await reading.read_keys(connection, self.keys, [key_id])
         return next((key for key in found if tenant in (None, key.tenant)), None)
 
     async def list(self, tenant: str | None = None, *, limit: int, after: str | None = None) -> list[ApiKey]:
         """Keys by time, beyond the key `after`; revoked ones are left out."""
-        with self._errors():
-            return await reading.list_keys(self._redis, self.keys, tenant, limit=limit, after=after)
+        with self.errors():
+            return await reading.list_keys(self.redis, self.keys, tenant, limit=limit, after=after)
 
     async def any(self) -> bool:
         """True if the server keeps a key."""
-        async with self._asking() as connection:
+        async with self.asking() as connection:
             return bool(await connection.exists(self.keys.key_index))
 
     async def create_account(self, tenant: str, name: str) -> Account:
         """A new service account. Raises InvalidRequest."""
         account_id = new_id(ACCOUNT_ID)
-        if await self._run(self._cell.put_account(account_id, tenant, checked_name(name))) != "ok":
+        if await self.run(self._cell.put_account(account_id, tenant, checked_name(name))) != "ok":
             raise InvalidRequest("this project is archived: it gets no service accounts", code="project_archived")
         made = await self.account(account_id, tenant=tenant)
         if made is None:
@@ -139,11 +133,11 @@ class KeyClient:
 
     async def rename_account(self, account_id: str, name: str, *, tenant: str) -> bool:
         """False: an archived project, or another tenant's account."""
-        return await self._run(self._cell.put_account(account_id, tenant, checked_name(name))) == "ok"
+        return await self.run(self._cell.put_account(account_id, tenant, checked_name(name))) == "ok"
 
     async def drop_account(self, account_id: str, *, tenant: str) -> bool:
         """Forget a service account and revoke its keys. False: no such account of the tenant's."""
-        return await self._run(self._cell.drop_account(account_id, tenant=tenant))
+        return await self.run(self._cell.drop_account(account_id, tenant=tenant))
 
     async def account(self, account_id: str, *, tenant: str) -> Account | None:
         """None: no such account of the tenant's."""
@@ -152,43 +146,43 @@ class KeyClient:
 
     async def accounts_of(self, ids: Sequence[str]) -> dict[str, Account]:
         """Service accounts by id."""
-        async with self._asking() as connection:
+        async with self.asking() as connection:
             return {one.id: one for one in await reading.read_accounts(connection, self.keys, ids)}
 
     async def accounts(self, tenant: str, *, limit: int, after: str | None = None) -> Sequence[Account]:
         """Service accounts by time, beyond the account `after`."""
-        async with self._asking() as connection:
+        async with self.asking() as connection:
             return await reading.list_accounts(connection, self.keys, tenant, limit=limit, after=after)
 
     async def create_project(self, name: str, tenant: str | None = None) -> Project | None:
         """A new project; without `tenant` it has an id of its own. None: the tenant is a project already."""
         project_id = new_id(PROJECT_ID) if tenant is None else checked_tenant(tenant)
-        if not await self._run(self._cell.put_project(project_id, checked_name(name), is_new=True)):
+        if not await self.run(self._cell.put_project(project_id, checked_name(name), is_new=True)):
             return None
         return await self.project(project_id)
 
     async def rename_project(self, tenant: str, name: str) -> bool:
         """False: no such project."""
-        return await self._run(self._cell.put_project(tenant, checked_name(name), is_new=False))
+        return await self.run(self._cell.put_project(tenant, checked_name(name), is_new=False))
 
     async def archive(self, tenant: str) -> bool:
         """End a project: none of its keys is accepted from now on. False: no such project."""
-        return await self._run(self._cell.archive(tenant))
+        return await self.run(self._cell.archive(tenant))
 
     async def project(self, tenant: str) -> Project | None:
         """None: no such project."""
-        async with self._asking() as connection:
+        async with self.asking() as connection:
             return next(iter(await reading.read_projects(connection, self.keys, [tenant])), None)
 
     async def projects(self, *, limit: int, after: str | None = None, archived: bool = False) -> Sequence[Project]:
         """Projects by time, beyond the project `after`."""
-        with self._errors():
-            return await reading.list_projects(self._redis, self.keys, limit=limit, after=after, archived=archived)
+        with self.errors():
+            return await reading.list_projects(self.redis, self.keys, limit=limit, after=after, archived=archived)
 
     async def changes(self) -> AsyncGenerator[str, None]:
         """Ids of keys that change, as they are heard, for ever. `*`, at the beginning and after every outage: any may
         have."""
-        self._listener = self._listener or connect_listener(self._redis)
+        self._listener = self._listener or connect_listener(self.redis)
         while True:
             with suppress(RedisError, OSError):
                 async with self._listener.pubsub() as channel:
@@ -209,21 +203,6 @@ class KeyClient:
 
     def _digest(self, key: KeyText) -> str:
         return self._known_digests().of(key)
-
-    async def _run(self, call: Call[T]) -> T:
-        with self._errors():
-            return await run(self._redis, call)
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        with errors_of(self._url, lambda: None):
-            yield
-
-    @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[redis.asyncio.Redis]:
-        with self._errors():
-            async with answered():
-                yield self._redis
 
 
 async def _heard(channel: PubSub) -> AsyncGenerator[str, None]:
