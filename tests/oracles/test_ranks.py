@@ -7,8 +7,8 @@ two are as close to each other.
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +32,27 @@ FAMILIES = sorted(set(OWN) - REFUSED)
 CLOSE = 2e-5
 CLOSE_MIXED = 5e-5  # a router magnifies what ranks round otherwise
 END = list(range(0, VOCAB, 9))
+MOST_RUNNING = 3
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranked() -> Iterator[Callable[..., ModelRunner]]:
-    """Runners of a folder's model on two ranks."""
-    running: list[Ranks] = []
+    """Runners of a folder's model on two ranks. The last few stay: a rank is a process of 250 MB."""
+    running: OrderedDict[ModelOptions, tuple[Ranks, ModelRunner]] = OrderedDict()
 
-    @cache
     def load(folder: Path, **more: Any) -> ModelRunner:
         fixed = {"num_blocks": 513, "max_running": 64, "host_cache_bytes": 8 << 20, "dtype": "float32"}
         options = ModelOptions(model=str(folder), device="cpu", threads=1, tensor_parallel=2, **fixed | more)  # type: ignore[arg-type]
-        running.append(Ranks.start(options))
-        return load_runner(options, running[-1])
+        if options not in running:
+            ranks = Ranks.start(options)
+            running[options] = ranks, load_runner(options, ranks)
+        running.move_to_end(options)
+        while len(running) > MOST_RUNNING:
+            running.popitem(last=False)[1][0].close()
+        return running[options][1]
 
     yield load
-    for ranks in running:
+    for ranks, _ in running.values():
         ranks.close()
 
 
