@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 from followed import END, VOCAB, schema, text_of
+from forked_ranks import forked_ranks
 from gpus import devices, has_gpu
 from two_gpus import TWO_GPUS
 
@@ -48,7 +49,9 @@ def runner(request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
         model="demo", device=device, num_blocks=400, host_cache_bytes=8 << 20, max_running=64, deterministic=True,
         tensor_parallel=2 if ranks else 1,
     )  # fmt: skip
-    others = Ranks.start(options) if ranks else None
+    others = None
+    if ranks:
+        others = forked_ranks(options) if device == "cpu" else Ranks.start(options)
     runner = load_runner(options, others)
     assert runner.vocab_size == VOCAB
     yield runner

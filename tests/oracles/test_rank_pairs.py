@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from followed import END, text_of
+from forked_ranks import forked_ranks
 from gpus import has_gpu
 from two_gpus import TWO_GPUS
 
@@ -56,7 +57,7 @@ def two(request: pytest.FixtureRequest) -> Iterator[Two]:
         threads=1, max_running=64, dtype="float32" if device == "cpu" else "bfloat16", deterministic=device == "cuda",
     )  # fmt: skip
     on_two = msgspec.structs.replace(options, tensor_parallel=2)
-    others = Ranks.start(on_two)
+    others = forked_ranks(on_two) if device == "cpu" else Ranks.start(on_two)
     ranks = load_runner(on_two, others)
     yield Two(load_runner(options), ranks, equal=device == "cpu" and weights != "int8" and (weights, cache) != TIED)
     others.close()

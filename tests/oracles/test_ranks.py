@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import forked_ranks
 
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.messages import AddRequest, BeamOptions, EngineSampling
@@ -44,7 +45,7 @@ def ranked() -> Iterator[Callable[..., ModelRunner]]:
         fixed = {"num_blocks": 513, "max_running": 64, "host_cache_bytes": 8 << 20, "dtype": "float32"}
         options = ModelOptions(model=str(folder), device="cpu", threads=1, tensor_parallel=2, **fixed | more)  # type: ignore[arg-type]
         if options not in running:
-            ranks = Ranks.start(options)
+            ranks = forked_ranks(options)
             running[options] = ranks, load_runner(options, ranks)
         running.move_to_end(options)
         while len(running) > MOST_RUNNING:
