@@ -7,6 +7,8 @@ CUDA ?= $(wildcard /dev/nvidiactl)
 export CMAKE_ARGS := $(if $(CUDA),,-DOCTAVO_CUDA=OFF)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Tests start hundreds of processes: each would compile all of octavo, two seconds of a core.
+unexport PYTHONDONTWRITEBYTECODE
 KERNELS := $(shell find kernels -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu*' -o -name '*.py' -o -name '*.t*ml' -o -name 'CMakeLists.txt' \))
 
 # What computes shares the cores, and what waits runs beside it.
