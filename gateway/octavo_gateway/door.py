@@ -81,6 +81,10 @@ class Door:
         self._grammars = GrammarChecks()
         self._waits_for_workers = waits_for_workers
 
+    def close(self) -> None:
+        """End what tries grammars."""
+        self._grammars.close()
+
     async def enter(self, entry: Entry, request: Request) -> list[AsyncJob]:
         """The jobs of a request, once all are in the queue; of one that is repeated, those of before. A trial of its
         grammar ends when the client goes away. Raises GrammarError, Busy, ClientGone, and what `AsyncClient.submit`

@@ -107,6 +107,7 @@ class Gateway:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2.0)
         self.reader.shutdown(wait=False, cancel_futures=True)
+        self.door.close()
         await self.files.client.close()
         await self.keys.close()
         await self.webhooks.client.close()

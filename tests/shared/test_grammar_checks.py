@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import psutil
 import pytest
 from waiting import STALL_S, until
 
@@ -31,6 +32,18 @@ async def test_the_real_trial_says_where() -> None:
     error = await refused(checks, Grammar("json_schema", '{"properties": {"a": {"type": "strin"}}}'), "guided_json")
     assert (error.code, error.param) == ("invalid_grammar", "guided_json")
     assert "(at #/properties/a/type)" in error.message
+
+
+async def test_nothing_is_left_of_closed_ones() -> None:
+    def left() -> tuple[int, int]:
+        return len(psutil.Process().children()), sum(thread.name == "deep" for thread in threading.enumerate())
+
+    before = left()
+    checks = GrammarChecks()
+    await checks.check(DIGITS)
+    assert left() > before
+    checks.close()
+    await until(lambda: left() == before)
 
 
 async def test_answers_are_remembered_and_the_oldest_forgotten() -> None:

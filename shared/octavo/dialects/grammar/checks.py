@@ -38,11 +38,18 @@ class GrammarChecks:
     times at once is tried once; tenants take turns. What is not asked for any more ends."""
 
     def __init__(self, *, capacity: int = 1024, check: Check | None = None) -> None:
-        self._check = check or Trials().validate
+        self._trials = Trials()
+        self._check = check or self._trials.validate
         self._capacity = capacity
         self._known: OrderedDict[bytes, GrammarError | None] = OrderedDict()
         self._attempts: dict[tuple[str, bytes], _Attempt] = {}
         self._threads: DeepThreads | None = None
+
+    def close(self) -> None:
+        """End its threads, each after what it does, and the processes that wait."""
+        if self._threads is not None:
+            self._threads.close()
+        self._trials.close()
 
     def are_needed(self, request: JobRequest) -> bool:
         """True if the answer to a request must obey anything."""

@@ -137,6 +137,7 @@ class Trials:
 
     def __init__(self) -> None:
         self._idle: list[Trial] = []
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def validate(
@@ -187,15 +188,16 @@ class Trials:
             raise Busy(f"no process can be started to try the grammar: {error.strerror}: retry later") from None
 
     def _give(self, trial: Trial) -> None:
-        if trial.uses >= _USES:
-            trial.close()
-            return
         with self._lock:
-            self._idle.append(trial)
+            if is_kept := trial.uses < _USES and not self._is_closed:
+                self._idle.append(trial)
+        if not is_kept:
+            trial.close()
 
     def close(self) -> None:
-        """End the idle ones. They end by themselves when this process does."""
+        """End the idle ones, and others as soon as they have answered. All end by themselves when this process does."""
         with self._lock:
+            self._is_closed = True
             idle, self._idle = self._idle, []
         for trial in idle:
             trial.close()
