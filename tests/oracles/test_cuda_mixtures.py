@@ -1,5 +1,5 @@
-"""Mixtures of experts on a GPU, on octavo's own decoder: log-probabilities as transformers computes them, the same answers
-with graphs as without, and with `--deterministic` in every company."""
+"""Mixtures of experts on a GPU, on octavo's own decoder: log-probabilities as transformers computes them, the same
+answers with graphs as without, and with `--deterministic` in every company."""
 
 from __future__ import annotations
 
