@@ -209,20 +209,16 @@ def case(size, dtype=torch.bfloat16, biased=False):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_products_and_sums(emulated, size, dtype, way):
+def test_products_and_sums(emulated, size, way):
+    dtype = torch.float16 if size[2] == 20 else torch.bfloat16
     taken, x, up, down, (up_bias, down_bias) = case(size, dtype, biased=size[2] % 2 == 0)
     emulated.set_up(3, size[2])
     inner = emulated.up(x, up, taken, many=WAYS[way], bias=up_bias)
     assert_close(inner, expected_up(x, up, taken, bias=up_bias), dtype)
     residual, shared, gates = torch.randn_like(x), torch.randn_like(x), torch.rand(len(x))
-    for more in (
-        {},
-        {"residual": residual},
-        {"shared": shared},
-        {"shared": shared, "gates": gates, "residual": residual},
-    ):
+    kinds = ({"residual": residual}, {"shared": shared}, {"shared": shared, "gates": gates, "residual": residual})
+    for more in kinds if size[2] == 9 else kinds[-1:]:
         got = emulated.down(inner, down, taken, many=WAYS[way], bias=down_bias, **more)
         assert_close(got, expected_down(inner, down, taken, bias=down_bias, **more), dtype)
 
@@ -232,10 +228,9 @@ def test_products_and_sums(emulated, size, dtype, way):
 def test_activations_and_clamps(emulated, activation, way):
     taken, x, up, _, _ = case((4, 2, 6, 64, 40))
     emulated.set_up(2, 8)
-    got = emulated.up(x * 4, up, taken, activation, many=WAYS[way])
-    assert_close(got, expected_up(x * 4, up, taken, activation), x.dtype)
-    got = emulated.up(x * 4, up, taken, activation, many=WAYS[way], clamped=1.5)
-    assert_close(got, expected_up(x * 4, up, taken, activation, clamped=1.5), x.dtype)
+    for clamped in (None, 1.5) if activation == "silu" else (None,):
+        got = emulated.up(x * 4, up, taken, activation, many=WAYS[way], clamped=clamped)
+        assert_close(got, expected_up(x * 4, up, taken, activation, clamped=clamped), x.dtype)
 
 
 LISTS = {
