@@ -23,6 +23,7 @@ from kernel_rows.cascade import cascade_rows
 from kernel_rows.copies import copy_rows, swap_rows
 from kernel_rows.decode import FlashInfer, decode_others, decode_table
 from kernel_rows.eight_bits import eight_bits
+from kernel_rows.experts import experts_rows
 from kernel_rows.fused import fused_rows
 from kernel_rows.linear import gated_rows, linear_rows
 from kernel_rows.measuring import COPY, MATMUL, READ, Row
@@ -49,6 +50,7 @@ def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
         "gated": gated_rows,
         "w8a8": w8a8_rows,
         "w8a8-tiles": w8a8_tile_rows,
+        "experts": experts_rows,
         "swap": swap_rows,
         "sample": sample_rows,
     }

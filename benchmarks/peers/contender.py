@@ -59,7 +59,8 @@ class Contender:
         folder = _stated(model, self.form) if self.form in STATED else model
         if not self.is_ours:
             settings = (folder, load_format, options.max_model_len, options.gpu_memory, options.family, self.ranks)
-            return ["peers/vllm_engine.py", *map(str, settings), *([self.form] if self.form == "fp8" else [])]
+            skew = str(options.skew)
+            return ["peers/vllm_engine.py", *map(str, settings), skew, *([self.form] if self.form == "fp8" else [])]
         chosen = ModelOptions(
             model=str(folder),
             load_format=load_format,
@@ -70,7 +71,7 @@ class Contender:
             quantization=self.form if self.form in ("fp8", "int8") else "auto",
             tensor_parallel=self.ranks,
         )
-        return ["peers/octavo_engine.py", chosen.to_json(), options.family, str(temperature)]
+        return ["peers/octavo_engine.py", chosen.to_json(), options.family, str(temperature), str(options.skew)]
 
 
 def _stated(model: Path, form: str) -> Path:

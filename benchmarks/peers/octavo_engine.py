@@ -1,4 +1,4 @@
-"""octavo's engine. usage: octavo_engine.py OPTIONS [FAMILY [TEMPERATURE]], OPTIONS being `ModelOptions` as JSON
+"""octavo's engine. usage: octavo_engine.py OPTIONS [FAMILY [TEMPERATURE [SKEW]]], OPTIONS being `ModelOptions` as JSON
 
 A workload comes at once, so its requests are of the class batch: the longest goes first.
 """
@@ -21,6 +21,8 @@ options = ModelOptions.from_json(sys.argv[1])
 family = sys.argv[2] if len(sys.argv) > 2 else "cpu"
 temperature = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
 bench = EngineBench(load_runner(options), options, temperature)
+if len(sys.argv) > 4:
+    bench.skew_routing(float(sys.argv[4]))
 last = Timing()
 
 
@@ -46,6 +48,7 @@ about = {
     "torch": torch.__version__,
     "ranks": options.tensor_parallel,
     "weight_bytes": bench.weight_bytes,
+    "experts_hit": bench.experts_hit,
     "kv_tokens": bench.kv_tokens,
     "numerics": bench.numerics,
     "priority": "batch",

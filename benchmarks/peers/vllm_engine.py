@@ -1,6 +1,6 @@
 """vLLM in this process, as it is set up by default.
 
-usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY RANKS [fp8]
+usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY RANKS SKEW [fp8]
 
 `fp8`: vLLM makes eight bits of the weights while it loads, with a scale for each matrix.
 
@@ -20,6 +20,7 @@ import importlib.util
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def about(ranks: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    model, load_format, context, memory, family, ranks, *form = sys.argv[1:]
+    model, load_format, context, memory, family, ranks, skew, *form = sys.argv[1:]
     llm = vllm.LLM(
         model=model,
         load_format=load_format,
@@ -62,7 +63,7 @@ def main() -> None:
         tensor_parallel_size=int(ranks),
     )
     if load_format == "dummy":
-        llm.apply_model(draw_weights)
+        llm.apply_model(partial(draw_weights, skew=float(skew)))
 
     def run(work: list[Work]) -> int:
         llm.reset_prefix_cache()

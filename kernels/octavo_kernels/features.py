@@ -22,6 +22,8 @@ class Feature(StrEnum):
     GRAPHS = "graphs"
     RANKS = "ranks"
     """Several processes compute one model."""
+    EXPERTS = "experts"
+    """Mixtures of experts."""
 
 
 OPERATIONS = {
@@ -37,9 +39,9 @@ def features(device: torch.device) -> frozenset[Feature]:
     module = _cpu if device.type == "cpu" else cuda.compiled
     found = {feature for feature, operation in OPERATIONS.items() if hasattr(module, operation)}
     if device.type == "cpu":
-        return frozenset(found | {Feature.UNIFORM, Feature.RANKS})
+        return frozenset(found | {Feature.UNIFORM, Feature.RANKS, Feature.EXPERTS})
     if cuda.runs_hopper_code(device):
-        found.add(Feature.UNIFORM)
+        found |= {Feature.UNIFORM, Feature.EXPERTS}
     if torch.version.hip is None:  # on AMD's GPUs graphs of these launches were never tried
         found.add(Feature.GRAPHS)
     if hasattr(module, "Exchange"):

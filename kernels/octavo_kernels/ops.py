@@ -34,6 +34,7 @@ from octavo_kernels.cache.blocks import (
     swap_blocks,
     write_kv,
 )
+from octavo_kernels.experts.gpu import Experts, Routed, RouterProduct, experts_down, experts_up, route_rows
 from octavo_kernels.experts.grouped import combine, grouped_linear
 from octavo_kernels.experts.route import Assignments, Routing, Score, route, sigmoid
 from octavo_kernels.operands import RmsNorm
@@ -49,9 +50,12 @@ __all__ = [
     "KV_DTYPES",
     "Activation",
     "Assignments",
+    "Experts",
     "Gate",
     "Product",
     "RmsNorm",
+    "Routed",
+    "RouterProduct",
     "Routing",
     "Score",
     "act",
@@ -63,6 +67,8 @@ __all__ = [
     "copy_of",
     "cpu_level",
     "empty_cache",
+    "experts_down",
+    "experts_up",
     "gated_linear",
     "grouped_linear",
     "layer_norm",
@@ -76,6 +82,7 @@ __all__ = [
     "rope_attention",
     "rope_write_kv",
     "route",
+    "route_rows",
     "sample",
     "set_num_threads",
     "sigmoid",

@@ -237,9 +237,9 @@ def test_random_experts_have_the_form_that_a_config_states(form: str, tmp_path: 
 
 
 def test_on_a_gpu_a_mixture_takes_transformers_code() -> None:
-    assert has_decoder(QWEN3, torch.device("cpu"))
-    assert not has_decoder(QWEN3, torch.device("cuda"))
-    assert has_decoder(LlamaConfig(), torch.device("cuda"))
+    assert has_decoder(QWEN3, torch.device("cpu"), torch.bfloat16)
+    assert not has_decoder(QWEN3, torch.device("cuda"), torch.float32)
+    assert has_decoder(LlamaConfig(), torch.device("cuda"), torch.float32)
 
 
 def mixture(folder: Path, described: DecoderConfig, rank: Rank | None) -> Mixture:

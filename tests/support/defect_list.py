@@ -17,8 +17,8 @@ CATCHERS = FOLDER / "catchers.json"
 class Defect:
     """`file` with `text`, which occurs there once, replaced by `instead`. `tests` are files, `only` is pytest's -k.
 
-    `full` is the one test that notices it where none of the quick tier does. `unchanged` says why a defect changes no
-    behaviour; it has no tests.
+    `full` is the one test that notices it where none of the quick tier does. `mark` is pytest's -m: tests that need the
+    CUDA compiler run only where they are asked for. `unchanged` says why a defect changes no behaviour; it has no tests.
     """
 
     area: str
@@ -29,13 +29,15 @@ class Defect:
     tests: tuple[str, ...] = ()
     only: str = ""
     full: str = ""
+    mark: str = ""
     unchanged: str = ""
 
     def selection(self, tier: str) -> tuple[str, ...]:
         """Arguments of pytest."""
         if tier == "quick" and self.full:
             return (self.full, "--tier=full")
-        return (*self.tests, *(("-k", self.only) if self.only else ()), f"--tier={tier}")
+        flags = (("-k", self.only), ("-m", self.mark))
+        return (*self.tests, *(word for flag in flags if flag[1] for word in flag), f"--tier={tier}")
 
     def plant(self, source: str) -> str:
         """The source with the defect. Raises ValueError where its place is not found, or not just once."""

@@ -281,6 +281,9 @@ PYBIND11_MODULE(_cuda, m) {
   define_layers(m);
 #if !OCTAVO_HIP
   define_products(m);
+#if OCTAVO_HOPPER
+  define_experts(m);
+#endif
   define_exchange(m);
 #endif
   define_sampling(m);

@@ -1,1 +1,1 @@
-"""Mixtures of experts: which of them a row takes, their products, and the weighted sum. On a CPU only."""
+"""Mixtures of experts: which of them a row takes, their products, and the weighted sum."""

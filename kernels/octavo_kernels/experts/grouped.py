@@ -33,7 +33,7 @@ def grouped_linear(x: Tensor, weight: Tensor | PackedWeight, starts: Tensor, bia
     if bias is not None:
         check("bias", bias, x.dtype, (height,))
     if check_devices({"x": x, "weight": matrix, "starts": starts, "bias": bias}).type != "cpu":
-        raise ValueError("x is on a GPU; mixtures of experts have kernels for the CPU only")
+        raise ValueError("x is on a GPU; there take `experts_up` and `experts_down`")
     if height % experts:
         raise ValueError(f"weight must have rows for {experts} experts alike, not {height}")
     columns = height // experts

@@ -56,7 +56,7 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     if correction is not None:
         check("correction", correction, torch.float32, (routing.experts,))
     _check_cpu({"logits": logits, "correction": correction})
-    _check(routing)
+    check_routing(routing)
     made = Assignments(
         torch.empty(rows, routing.chosen),
         torch.empty(rows, routing.chosen, dtype=torch.int32),
@@ -79,7 +79,8 @@ def sigmoid(values: Tensor) -> Tensor:
     return values
 
 
-def _check(routing: Routing) -> None:
+def check_routing(routing: Routing) -> None:
+    """Raises ValueError for a routing that makes no sense."""
     if routing.score not in SCORES:
         raise ValueError(f"score must be one of {', '.join(SCORES)}, not {routing.score!r}")
     if not 0 < routing.top_groups <= routing.groups or routing.experts % routing.groups:
@@ -93,4 +94,4 @@ def _check(routing: Routing) -> None:
 
 def _check_cpu(tensors: dict[str, Tensor | None]) -> None:
     if (device := check_devices(tensors)).type != "cpu":
-        raise ValueError(f"{next(iter(tensors))} is on {device}; mixtures of experts have kernels for the CPU only")
+        raise ValueError(f"{next(iter(tensors))} is on {device}; on a GPU take `route_rows`")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from octavo_kernels.features import Feature, features
 from octavo_worker.assembly.devices import check_block_size, check_heads, check_ranks, check_uniform, choose_device
 from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.contract.files import model_folder
@@ -55,7 +56,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     dtype = choose_dtype(options.dtype, config)
     device = choose_device(options.device)
     check_block_size(options.block_size, device)
-    decoders = decoders and has_decoder(config, device)
+    decoders = decoders and has_decoder(config, device, dtype)
     trial = None if decoders else tried_route(config, form, dtype)
     context = context_length(options.max_model_len, config)
     original, is_long = original_length(config), False
@@ -77,10 +78,12 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     return Choices(folder, config, form, dtype, device, described, context, trial, factors, original, advice)
 
 
-def has_decoder(config: ModelConfig, device: torch.device) -> bool:
-    """True if octavo's own decoder computes the model on this device: experts have no kernels on a GPU."""
+def has_decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits."""
     family = family_of(config)
-    return family is not None and (family.mlps is None or device.type == "cpu")
+    if family is None or family.mlps is None or device.type == "cpu":
+        return family is not None
+    return dtype.itemsize == 2 and Feature.EXPERTS in features(device)
 
 
 def tried_route(config: ModelConfig, form: Format, dtype: torch.dtype) -> Trial:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from octavo_worker.bench.ceilings import Ceilings, measure_ceilings
+from octavo_worker.bench.experts import expert_bytes, experts_hit, mixtures, skew_routing
 from octavo_worker.bench.floors import Costs, floor_seconds
 from octavo_worker.bench.report import percentile
 from octavo_worker.bench.workloads import Work
@@ -121,13 +122,27 @@ class EngineBench:
             return None
         assert weight_bytes is not None
         ranks, itemsize = self._options.tensor_parallel, self._runner.kv_cache.dtype.itemsize
-        return floor_seconds(Costs.of(model.config, weight_bytes, itemsize, ranks), work, self.ceilings)
+        costs = Costs.of(model.config, weight_bytes, itemsize, ranks, expert_bytes(model))
+        return floor_seconds(costs, work, self.ceilings)
 
     @property
     def weight_bytes(self) -> int | None:
-        """Bytes of weights that a step reads, on each rank; None for models of the transformers route."""
+        """Bytes of weights on each rank, of which a step reads all but experts; None for models of the transformers
+        route."""
         model = self._runner.model
         return sum(linear.nbytes for linear in model.layers.linears) if isinstance(model, Decoder) else None
+
+    @property
+    def experts_hit(self) -> dict[int, float]:
+        """Experts that so many rows hit, on average over layers; empty for models without."""
+        model = self._runner.model
+        return experts_hit(model) if isinstance(model, Decoder) else {}
+
+    def skew_routing(self, skew: float) -> None:
+        """Makes rows prefer a layer's first experts, of a model with random weights."""
+        model = self._runner.model
+        for mixture in mixtures(model) if isinstance(model, Decoder) else ():
+            skew_routing(mixture.router.logits.weight, skew)
 
     @property
     def max_model_len(self) -> int:

@@ -8,10 +8,12 @@ the same time, and the sums between them take none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from octavo_worker.bench.ceilings import Ceilings
+from octavo_worker.bench.experts import ExpertBytes
 from octavo_worker.bench.workloads import Work
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.ranks.rank import Rank, vocabulary_of
@@ -19,17 +21,26 @@ from octavo_worker.ranks.rank import Rank, vocabulary_of
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of a model: elements of its layers' matrices and of its head, bytes of all of them, bytes of one token's
-    keys and values in all layers, operations of one query and one key in all layers."""
+    """Costs of a model: elements of its layers' matrices that a token is multiplied with and of its head, bytes of all
+    matrices, bytes of one token's keys and values in all layers, operations of one query and one key in all layers.
+    Of `experts` a step reads those that rows take, which are independent of each other."""
 
     layers: int
     head: int
     weight_bytes: int
     kv_bytes: int
     pair_flops: int
+    experts: Sequence[ExpertBytes] = ()
 
     @classmethod
-    def of(cls, config: DecoderConfig, weight_bytes: int, kv_itemsize: int, ranks: int = 1) -> Costs:
+    def of(
+        cls,
+        config: DecoderConfig,
+        weight_bytes: int,
+        kv_itemsize: int,
+        ranks: int = 1,
+        experts: Sequence[ExpertBytes] = (),
+    ) -> Costs:
         """`weight_bytes` are those of the layers and the head. Of the embedding table a step reads rows only; norms and
         biases are left out. Of a model on several ranks these are the costs of one, whose part `config` and
         `weight_bytes` are; what ranks exchange is left out, too."""
@@ -42,11 +53,16 @@ class Costs:
             weight_bytes=weight_bytes,
             kv_bytes=2 * layers * config.kv_size * kv_itemsize,
             pair_flops=4 * layers * config.q_size,
+            experts=experts,
         )
 
     @property
     def weights(self) -> int:
         return self.layers + self.head
+
+    def read_bytes(self, rows: int) -> float:
+        """Bytes of weights that a step of so many rows reads."""
+        return self.weight_bytes - sum(one.unread(rows) for one in self.experts)
 
 
 def floor_seconds(costs: Costs, work: list[Work], ceilings: Ceilings) -> float:
@@ -85,7 +101,7 @@ def _prompts(costs: Costs, branches: list[Branch], ceilings: Ceilings) -> float:
     computed = sum(len(w.prompt) - shared for w, shared in branches)
     pairs = sum(len(w.prompt) ** 2 - shared**2 for w, shared in branches) / 2
     flops = 2 * costs.layers * computed + 2 * costs.head * len(branches) + costs.pair_flops * pairs
-    return max(flops / ceilings.flops, costs.weight_bytes / ceilings.bandwidth)
+    return max(flops / ceilings.flops, costs.read_bytes(computed) / ceilings.bandwidth)
 
 
 def _decodes(costs: Costs, branches: list[Branch], ceilings: Ceilings) -> float:
@@ -95,7 +111,7 @@ def _decodes(costs: Costs, branches: list[Branch], ceilings: Ceilings) -> float:
         branches = _running(branches, step)
         contexts = [len(w.prompt) + step for w, _ in branches]
         distinct = sum(contexts) - sum(shared for _, shared in branches)
-        read = costs.weight_bytes + costs.kv_bytes * distinct
+        read = costs.read_bytes(len(contexts)) + costs.kv_bytes * distinct
         flops = 2 * costs.weights * len(contexts) + costs.pair_flops * sum(contexts)
         seconds += max(read / ceilings.bandwidth, flops / ceilings.flops)
     return seconds

@@ -34,6 +34,21 @@ _QWEN3 = {k: v for k, v in _LLAMA.items() if k != "mlp_bias"} | {
     "max_position_embeddings": 40_960,
     "rope_theta": 1e6,
 }
+_QWEN3_MOE = _QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "tie_word_embeddings": False,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm-135m": _LLAMA
     | {
@@ -49,6 +64,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "qwen3-0.6b": _QWEN3,
+    "qwen3-30b-a3b": _QWEN3_MOE | {"num_hidden_layers": 48},
+    "qwen3-30b-a3b-24": _QWEN3_MOE | {"num_hidden_layers": 24},
     "llama-8b": _LLAMA
     | {
         "hidden_size": 4096,

@@ -119,6 +119,7 @@ class Decoder:
             self.buffers = Buffers.allocate(self.config, needed, self.dtype, self.device)
         b = self.buffers.first(tokens)
         b.row_context = batch.row_context if self.reads_context else None
+        b.slots = batch.slots
         x = self._embed(batch, b)
         *blocks, last = self._blocks
         for number, block in enumerate(blocks):

@@ -70,6 +70,17 @@ template <class V>
 V __shfl_down_sync(unsigned, V value, int lanes) {
   return shuffled(value, min(emulator::lane() + lanes, 31));
 }
+template <class V>
+V __shfl_up_sync(unsigned, V value, int lanes) {
+  return shuffled(value, max(emulator::lane() - lanes, 0));
+}
+inline unsigned __ballot_sync(unsigned, bool value) {
+  unsigned all = value ? 1u << emulator::lane() : 0u;
+  for (int step = 16; step > 0; step /= 2) all |= __shfl_xor_sync(0, all, step);
+  return all;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline void __threadfence() {}
 inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
   for (int step = 16; step > 0; step /= 2) value = max(value, __shfl_xor_sync(0, value, step));
   return value;
@@ -221,10 +232,10 @@ inline void ldmatrix(uint32_t (&d)[4], uint32_t address) {
 }
 
 // A thread's copies land when it waits for their group.
-inline void copy16(uint32_t shared, const void* global, bool = true) {
+inline void copy16(uint32_t shared, const void* global, bool valid = true) {
   char* to = emulator::shared_of(emulator::current->block, shared, 16);
   if (shared % 16 || reinterpret_cast<uintptr_t>(global) % 16) emulator::fail("a copy of 16 bytes that are not aligned");
-  emulator::current->copies.back().push_back([=] { std::memcpy(to, global, 16); });
+  emulator::current->copies.back().push_back([=] { valid ? std::memcpy(to, global, 16) : std::memset(to, 0, 16); });
 }
 inline void copy16_once(uint32_t shared, const void* global) { copy16(shared, global); }
 inline uint4 load16_once(const void* global) {
@@ -334,5 +345,6 @@ cudaError_t launch_after(void (*kernel)(Parameters...), const Launch& how, cudaS
 
 }  // namespace octavo
 
+inline unsigned atomicOr(unsigned* at, unsigned bits) { return std::exchange(*at, *at | bits); }
 inline unsigned atomicAdd(unsigned* at, unsigned count) { return std::exchange(*at, *at + count); }
 inline void __syncthreads() { octavo::barrier_sync(0, emulator::block_size.x); }

@@ -95,6 +95,50 @@ void wgmma_held(T, float (&d)[half], const uint32_t* a, uint64_t b, bool adds) {
   });
 }
 
+// Both operands in shared memory. Nothing of it is read or written before the wait for it.
+template <class T, int half>
+struct Stored {
+  float* d[128];
+  uint64_t a, b;
+
+  static void read(uint64_t units, int rows, float (*to)[16]) {
+    for (int n = 0; n < rows; ++n)
+      for (int k = 0; k < 16; k += 2) {
+        const uint32_t at = uint32_t(units) * 16 + n / 8 * 1024 + n % 8 * 128 + k * 2;
+        uint32_t word;
+        std::memcpy(&word, emulator::shared_of(emulator::current->block, swizzled(at), 4), 4);
+        const float2 pair = unpack<T>(word);
+        to[n][k] = pair.x, to[n][k + 1] = pair.y;
+      }
+  }
+  void multiply() const {
+    static float left[64][16], right[half * 2][16];
+    read(a, 64, left), read(b, half * 2, right);
+    for (int thread = 0; thread < 128; ++thread)
+      for (int i = 0; i < half; ++i) {
+        const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k) d[thread][i] += left[row][k] * right[column][k];
+      }
+  }
+};
+template <class T, int half>
+void wgmma(T, float (&d)[half], uint64_t a, uint64_t b) {
+  struct Given {
+    float* d;
+    uint64_t a, b;
+  } given{d, a, b};
+  emulator::meet(emulator::own_warpgroup(), threadIdx.x % 128, 128, &given, [](emulator::Meeting& m) {
+    const auto* first = static_cast<Given*>(m.given[0]);
+    Stored<T, half> stored{{}, first->a, first->b};
+    for (int thread = 0; thread < 128; ++thread) {
+      const auto* own = static_cast<Given*>(m.given[thread]);
+      if (own->a != first->a || own->b != first->b) emulator::fail("a warpgroup that does not agree");
+      stored.d[thread] = own->d;
+    }
+    emulator::own_products().open.push_back([stored] { stored.multiply(); });
+  });
+}
+
 // Elements outside of the tensor come as zeros.
 inline void copy_tensor(emulator::Block* block, uint32_t shared, const CUtensorMap& map, int first, int second, int third,
                         uint32_t barrier) {

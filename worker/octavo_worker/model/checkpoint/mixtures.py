@@ -9,6 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo_kernels import ops
+from octavo_kernels.experts.gpu import COUNTERS, MOST_CHOSEN, MOST_EXPERTS, MOST_GROUPS
+from octavo_kernels.products.weights import dequantise
 from octavo_worker.model.checkpoint.formats import DenseFormat, Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.checkpoint.names import ExpertNames
@@ -21,6 +24,10 @@ from octavo_worker.model.shards import Shards
 
 PANEL = 64
 """Rows of an expert's quantised matrix are a multiple of that: kernels read so many together."""
+
+
+UNIT = 8
+"""Columns of an expert's matrix on a GPU are a multiple of that."""
 
 
 class Stored(NamedTuple):
@@ -106,6 +113,20 @@ class MixtureReader:
         matrix = Matrix(names, list(stored.rows) * count, depth, mlp.biased, stored.transposed, held, orders)
         linear = self.form.linear(matrix, self.reader)
         self._check(linear, names[0], sum(matrix.held_rows) // count)
+        return self._in_16_bits(linear, names[0]) if self.reader.device.type == "cuda" else linear
+
+    def _in_16_bits(self, linear: Linear, name: str) -> Linear:
+        """For a GPU, whose kernels take no codes of experts."""
+        if isinstance(linear, Quantised):
+            coded = ops.takes_copy(linear.weight)
+            weight = ops.copy_of(linear.weight, linear.dtype) if coded else dequantise(linear.weight).to(linear.dtype)
+            linear = Dense(weight, linear.bias, linear.products, linear.forms)
+        assert isinstance(linear, Dense)
+        if linear.weight.shape[1] % UNIT:
+            raise UnsupportedModel(
+                f"{name} has {linear.weight.shape[1]} columns here, and kernels of experts on a GPU take multiples of "
+                f"{UNIT}; give fewer ranks (--tensor-parallel), or --device cpu."
+            )
         return linear
 
     def _check(self, linear: Linear, name: str, rows: int) -> None:
@@ -124,8 +145,25 @@ class MixtureReader:
         """In float32 on every rank."""
         count, name = mlp.routing.experts, at + self.names.router
         matrix = Matrix([name], [count], self.config.hidden_size, mlp.router_bias)
-        logits = DenseFormat().linear(matrix, replace(self.reader, dtype=torch.float32))
-        return Router(logits, mlp.routing, self._correction(at, count) if mlp.corrected else None)
+        correction = self._correction(at, count) if mlp.corrected else None
+        return Router(self._in_float32(matrix), mlp.routing, correction, self._counters(mlp))
+
+    def _in_float32(self, matrix: Matrix) -> Dense:
+        linear = DenseFormat().linear(matrix, replace(self.reader, dtype=torch.float32))
+        assert isinstance(linear, Dense)
+        return linear
+
+    def _counters(self, mlp: MixtureMlp) -> Tensor | None:
+        """What routing on a GPU counts with."""
+        if self.reader.device.type != "cuda":
+            return None
+        experts, chosen, groups = mlp.routing.experts, mlp.routing.chosen, mlp.routing.groups
+        if experts > MOST_EXPERTS or chosen > MOST_CHOSEN or groups > MOST_GROUPS:
+            raise UnsupportedModel(
+                f"kernels of experts on a GPU choose at most {MOST_CHOSEN} of {MOST_EXPERTS} in {MOST_GROUPS} groups, "
+                f"not {chosen} of {experts} in {groups}; give --device cpu."
+            )
+        return torch.zeros(COUNTERS, dtype=torch.int32, device=self.reader.device)
 
     def _correction(self, at: str, count: int) -> Tensor:
         name = at + self.names.correction
@@ -149,7 +187,7 @@ class MixtureReader:
         gate = None
         if mlp.shared_gated:
             matrix = Matrix([at + names.shared_gate], [1], c.hidden_size)
-            gate = DenseFormat().linear(matrix, replace(self.reader, dtype=torch.float32))
+            gate = self._in_float32(matrix)
         return SharedExpert(self.form.linear(up, self.reader), last, gate)
 
 

@@ -24,6 +24,7 @@ class Buffers:
     up: Tensor
     activated: Tensor
     row_context: Tensor | None = None  # of the step's rows, where a Linear reads it
+    slots: Tensor | None = None  # of the step's rows
 
     @classmethod
     def allocate(cls, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> Buffers:
@@ -42,7 +43,8 @@ class Buffers:
         )
 
     def first(self, rows: int) -> Buffers:
-        return Buffers(*(getattr(self, field.name)[:rows] for field in fields(self) if field.name != "row_context"))
+        names = [field.name for field in fields(self) if field.name not in ("row_context", "slots")]
+        return Buffers(*(getattr(self, name)[:rows] for name in names))
 
     @staticmethod
     def narrowed(buffer: Tensor, columns: int) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Gate, Product
+from octavo_kernels.ops import Experts, Gate, Product
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.norm import AddNorm, Input
 
@@ -58,6 +58,10 @@ class Linear(ABC):
         """Products of several experts, whose matrices lie one below the other: see `ops.grouped_linear`."""
         raise NotImplementedError(f"{type(self).__name__} is no matrix of several experts")
 
+    def experts(self) -> Experts:
+        """Several experts' matrices for a GPU's kernels, which take them in 16 bits alone."""
+        raise NotImplementedError(f"{type(self).__name__} is no matrix of several experts in 16 bits")
+
     def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
         """A sublayer's last product, added to the residual stream `b.hidden`, and normalised for the next sublayer.
 
@@ -80,11 +84,17 @@ class Products:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dense(Linear):
-    """`weight[columns, depth]` and `bias[columns]` in the type of the activations."""
+    """`weight[columns, depth]` and `bias[columns]` in the type of the activations. `stored` are the forms of the codes
+    that the weight was made of."""
 
     weight: Tensor
     bias: Tensor | None = None
     products: Products = Products()
+    stored: frozenset[str] = frozenset()
+
+    @property
+    def forms(self) -> frozenset[str]:
+        return self.stored
 
     @property
     def nbytes(self) -> int:
@@ -98,6 +108,9 @@ class Dense(Linear):
 
     def grouped(self, x: Tensor, starts: Tensor) -> Tensor:
         return ops.grouped_linear(x, self.weight, starts, self.bias)
+
+    def experts(self) -> Experts:
+        return Experts(self.weight, self.bias, self.products.uniform)
 
     def _product(self, x: Input, out: Tensor | None, residual: Tensor | None = None) -> Product[Tensor]:
         uniform, counter = self.products.uniform, self.products.counter

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Assignments, Gate, Routing
+from octavo_kernels.ops import Assignments, Gate, Routed, RouterProduct, Routing
 from octavo_worker.model.layers.buffers import Buffers
-from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.norm import AddNorm, Input
 
 ROUTER = "router"
@@ -21,14 +21,26 @@ SHARED_GATE_UP, SHARED_DOWN, SHARED_GATE = "shared: gate, up", "shared: down", "
 @dataclass(frozen=True, slots=True, eq=False)
 class Router:
     """The choice among experts: `logits` is a product in float32 with `correction[experts]` beside it. Rounded to 16
-    bits, every thirteenth row would choose others."""
+    bits, every thirteenth row would choose others. `counters` are those of `ops.route_rows`, on a GPU."""
 
-    logits: Linear
+    logits: Dense
     routing: Routing
     correction: Tensor | None = None
+    counters: Tensor | None = None
 
     def choose(self, rows: Tensor) -> Assignments:
         return ops.route(self.logits.apply(Input(rows.float())), self.routing, self.correction)
+
+    def route(self, x: Input, gate: Dense | None) -> Routed:
+        """On a GPU: norm, product and choice, and the factors of a shared expert's gate, in one go."""
+        assert self.counters is not None
+        return ops.route_rows(
+            RouterProduct(
+                x.rows, self.logits.weight, self.routing, self.counters, bias=self.logits.bias,
+                correction=self.correction, gate=None if gate is None else gate.weight, norm=x.norm, normed=x.normed,
+                slots=x.slots,
+            )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,7 @@ class SharedExpert:
 
     up: Linear  # rows: gate, up
     down: Linear
-    gate: Linear | None = None
+    gate: Dense | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +97,8 @@ class Mixture(Linear):
         return sum(linear.nbytes for linear in self.products().values())
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        if x.rows.is_cuda:
+            return self._apply_on_gpu(x, x.rows.new_empty(x.rows.shape) if out is None else out, residual)
         rows = x.materialise()
         taken = self.router.choose(rows)
         activated = self.gate.apply(self.up.grouped(rows.index_select(0, taken.sources), taken.starts))
@@ -95,14 +109,29 @@ class Mixture(Linear):
             residual=residual,
         )  # fmt: skip
 
+    def _apply_on_gpu(self, x: Input, out: Tensor, residual: Tensor | None) -> Tensor:
+        """Three launches of a few rows, five of more."""
+        if not len(x.rows):
+            return out
+        routed = self.router.route(x, None if self.shared is None else self.shared.gate)
+        shared = None if self.shared is None else self._shared_output(routed.rows)
+        inner = ops.experts_up(routed.rows, self.up.experts(), routed.taken, self.gate.activation, self.gate.clamped)
+        return ops.experts_down(
+            inner, self.down.experts(), routed.taken, out, shared=shared, gates=routed.gates, residual=residual
+        )
+
     def _shared(self, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The shared expert's output of rows, and its factor of each."""
         if self.shared is None:
             return None, None
-        made = self.shared.down.apply(Input(ops.act_and_mul(self.shared.up.apply(Input(rows)), self.gate.activation)))
+        made = self._shared_output(rows)
         if self.shared.gate is None:
             return made, None
         return made, ops.sigmoid(self.shared.gate.apply(Input(rows.float())).flatten())
+
+    def _shared_output(self, rows: Tensor) -> Tensor:
+        assert self.shared is not None
+        return self.shared.down.apply(Input(ops.act_and_mul(self.shared.up.apply(Input(rows)), self.gate.activation)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +145,4 @@ class ExpertMlp:
         return self.mixture.products()
 
     def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
-        return self.whole.into_norm(x, b, add_norm)
+        return self.whole.into_norm(replace(x, slots=b.slots), b, add_norm)

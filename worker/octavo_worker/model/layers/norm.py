@@ -15,12 +15,14 @@ from octavo_worker.model.layers.buffers import Buffers
 class Input:
     """The operand of a product: `rows[T, depth]`, or their RMS norm if there is a `norm`. The product fuses that norm
     where a kernel does; elsewhere the normalised rows are stored in `normed`. `context[T]` (int32) is what rows have
-    beside their hidden states (`SequenceStep.row_context`), where a Linear of the model reads it."""
+    beside their hidden states (`SequenceStep.row_context`), where a Linear of the model reads it. `slots[T]` (int64)
+    are rows' places in the cache, -1 of padding; None where that is not known."""
 
     rows: Tensor
     norm: operands.RmsNorm | None = None
     normed: Tensor | None = None
     context: Tensor | None = None
+    slots: Tensor | None = None
 
     def materialise(self) -> Tensor:
         if self.norm is None:

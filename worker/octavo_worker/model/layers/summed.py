@@ -45,31 +45,32 @@ class Summed(Linear):
         rows = x.materialise()
         if out is None:
             out = rows.new_empty(len(rows), self.columns)
-        self._add(rows, x.context, out, residual)
+        self._add(rows, x, out, residual)
         return out
 
     def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
         norm = add_norm.norm
         if not (self.group.fuses_norms and add_norm.is_plain and isinstance(norm, RmsNorm)):
             return Linear.into_norm(self, x, b, add_norm)
-        self._add(x.materialise(), x.context, b.hidden, b.hidden, norm.operand, b.normed)
+        self._add(x.materialise(), x, b.hidden, b.hidden, norm.operand, b.normed)
         return Input(b.normed, context=b.row_context)
 
     def _add(
         self,
         rows: Tensor,
-        context: Tensor | None,
+        x: Input,
         out: Tensor,
         residual: Tensor | None,
         norm: operands.RmsNorm | None = None,
         normed: Tensor | None = None,
     ) -> None:
-        """As many rows at a time as the ranks have room for."""
+        """As many rows at a time as the ranks have room for. They are those of `x`, normed."""
         done = 0
         while done < len(rows):
             addend = self.group.addend(len(rows) - done, self.columns, rows.dtype)
             some = slice(done, done + len(addend))
-            self.part.apply(Input(rows[some], context=None if context is None else context[some]), addend)
+            context, slots = (None if tensor is None else tensor[some] for tensor in (x.context, x.slots))
+            self.part.apply(Input(rows[some], context=context, slots=slots), addend)
             targets = [None if tensor is None else tensor[some] for tensor in (residual, normed)]
             self.group.add(addend, out[some], targets[0], norm, targets[1])
             done += len(addend)

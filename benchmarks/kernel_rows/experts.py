@@ -1,0 +1,80 @@
+"""Mixtures of experts, by their launches: one layer of Qwen3-30B-A3B's shape, of several so that weights are cold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import ops
+from octavo_kernels.experts import gpu
+from octavo_kernels.operands import RmsNorm
+from octavo_kernels.ops import Experts, Routed, RouterProduct, Routing
+
+from .measuring import MATMUL, READ, Row, bf16, measure, row
+
+EXPERTS, CHOSEN, HIDDEN, WIDTH, LAYERS = 128, 8, 2048, 768, 4
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
+
+
+class Layer:
+    """Random weights; `skew` draws rows to the first experts, about as a Zipf distribution does."""
+
+    def __init__(self, skew: bool, counters: Tensor) -> None:
+        self.router = torch.randn(EXPERTS, HIDDEN, device="cuda")
+        if skew:
+            self.router /= torch.arange(1, EXPERTS + 1, device="cuda")[:, None] ** 0.5
+        self.up = bf16(EXPERTS * 2 * WIDTH, HIDDEN).div_(HIDDEN**0.5)
+        self.down = bf16(EXPERTS * HIDDEN, WIDTH).div_(WIDTH**0.5)
+        self.norm, self.counters = RmsNorm(bf16(HIDDEN)), counters
+
+    def route(self, x: Tensor) -> Routed:
+        routing = Routing(EXPERTS, CHOSEN, normalised=True)
+        return ops.route_rows(RouterProduct(x, self.router, routing, self.counters, norm=self.norm))
+
+
+def experts_rows() -> list[Row]:
+    """Floors are the bytes of the experts hit, or the operations."""
+    return [one for uniform in (False, True) for skew in (False, True) for one in _rows(skew, uniform)]
+
+
+def _rows(skew: bool, uniform: bool) -> list[Row]:
+    counters = torch.zeros(gpu.COUNTERS, dtype=torch.int32, device="cuda")
+    layers, made = [Layer(skew, counters) for _ in range(LAYERS)], []
+    for count in ROWS if not uniform else (1, 32, 256, 8192):
+        x = bf16(count, HIDDEN)
+        routed = [layer.route(x) for layer in layers]
+        hit = sum(int((one.taken.starts.diff() > 0).sum()) for one in routed) / LAYERS
+        inner = [_up(*each, uniform) for each in zip(layers, routed, strict=True)]
+        kind = f"{count} rows, {hit:.1f} experts hit" + ", skewed" * skew + ", uniform" * uniform
+        matrix, product = 2 * HIDDEN * WIDTH, 2 * count * CHOSEN * HIDDEN * WIDTH
+        steps: dict[str, tuple[list[Callable[[], object]], float, float]] = {
+            "experts, up": ([partial(_up, *each, uniform) for each in zip(layers, routed, strict=True)], 2, 2),
+            "experts, down": (
+                [partial(_down, *each, uniform) for each in zip(layers, routed, inner, strict=True)], 1, 1
+            ),
+            "mixture": ([partial(_whole, layer, x, uniform) for layer in layers], 3, 3),
+        }  # fmt: skip
+        if not skew and not uniform:
+            calls: list[Callable[[], object]] = [partial(layer.route, x) for layer in layers]
+            floor = 4 * EXPERTS * HIDDEN / READ
+            made.append(row("experts, route", kind, measure(calls), floor))
+        for name, (work, matrices, products) in steps.items():
+            floor = max(hit * matrices * matrix / READ, products * product / MATMUL)
+            made.append(row(name, kind, measure(work), floor))
+    return made
+
+
+def _up(layer: Layer, routed: Routed, uniform: bool) -> Tensor:
+    return ops.experts_up(routed.rows, Experts(layer.up, uniform=uniform), routed.taken, "silu")
+
+
+def _down(layer: Layer, routed: Routed, inner: Tensor, uniform: bool) -> Tensor:
+    return ops.experts_down(inner, Experts(layer.down, uniform=uniform), routed.taken)
+
+
+def _whole(layer: Layer, x: Tensor, uniform: bool) -> Tensor:
+    routed = layer.route(x)
+    return _down(layer, routed, _up(layer, routed, uniform), uniform)

@@ -1,0 +1,111 @@
+// The first product of experts with up to 64 rows of a step, and its activation. A unit has eight rows of gate and the same of up.
+// All units of the experts hit are shared out evenly.
+#include "experts/activation.cuh"
+#include "experts/checks.h"
+#include "experts/few.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kHalf = kUnitRows / 2;
+
+#if OCTAVO_BULK_COPY
+
+template <class T>
+struct Block : FewBlock<T> {
+  using Base = FewBlock<T>;
+  using Base::cut, Base::lane;
+  const ExpertsUpArgs& a;
+  const FewLists lists;
+  int first, last;  // of the units
+
+  __device__ Block(const ExpertsUpArgs& args, const FewCut& how, char* memory) : Base(memory, how), a(args), lists(memory, how) {}
+
+  __device__ int width() const { return a.matrix.columns / 2; }
+  __device__ void share_out() {
+    const int64_t units = int64_t(*lists.count) * cut.slices;
+    first = int(units * blockIdx.x / gridDim.x), last = int(units * (blockIdx.x + 1) / gridDim.x);
+  }
+  __device__ Unit unit(int i) const { return {lists.hits[i / cut.slices], i % cut.slices}; }
+
+  __device__ void copy() {
+    const uint64_t policy = read_once_policy();
+    for (int i = first; i < last; ++i) {
+      const Unit u = unit(i);
+      const T* matrix = static_cast<const T*>(a.matrix.weight) + int64_t(u.hit.expert) * a.matrix.columns * a.matrix.stride;
+      Base::bring(
+          [&](int row) -> const T* {
+            const int of_half = u.slice * kHalf + row % kHalf;
+            return of_half < width() ? matrix + int64_t(row / kHalf * width() + of_half) * a.matrix.stride : nullptr;
+          },
+          a.matrix.depth, policy);
+    }
+  }
+
+  __device__ void compute() {
+    int turn = 0;
+    for (int i = first; i < last; ++i) {
+      const Unit u = unit(i);
+      const int rows = u.hit.end - u.hit.begin;
+      float sums[kMostTiles][4] = {};
+      Base::multiply(
+          [&](int row) { return static_cast<const T*>(a.x) + lists.sources[u.hit.begin + row] * a.x_stride; }, rows,
+          a.matrix.depth, sums);
+#pragma unroll
+      for (int tile = 0; tile < kMostTiles; ++tile) {
+        if (tile * kTileRows >= rows) break;
+        Base::add_up(sums[tile], turn++, [&](const float4& all) {
+          const int row = tile * kTileRows + lane % 4 * 2;
+          store(u, row, rows, all.x, all.z), store(u, row + 1, rows, all.y, all.w);
+        });
+      }
+    }
+  }
+
+  __device__ void store(const Unit& u, int row, int rows, float gate, float up) const {
+    const int column = u.slice * kHalf + lane / 4;
+    if (row >= rows || column >= width()) return;
+    if (a.matrix.bias) {
+      const T* bias = static_cast<const T*>(a.matrix.bias) + int64_t(u.hit.expert) * a.matrix.columns + column;
+      gate += to_float(bias[0]), up += to_float(bias[width()]);
+    }
+    static_cast<T*>(a.out)[(u.hit.begin + row) * a.out_stride + column] = gated<T>(gate, up, a.activation, a.clamped);
+  }
+};
+
+#endif
+
+template <class T>
+__global__ void __launch_bounds__(kFewThreads, 2)
+    experts_up_few_kernel(const __grid_constant__ ExpertsUpArgs a, const __grid_constant__ FewCut cut) {
+#if OCTAVO_BULK_COPY
+  extern __shared__ __align__(128) char shared[];
+  Block<T> block(a, cut, shared);
+  block.init();
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  block.lists.take(a.starts, a.sources, a.matrix.experts);
+  __syncthreads();
+  block.share_out();
+  if (block.copies()) block.copy();
+  else block.compute();
+#endif
+}
+
+}  // namespace
+
+cudaError_t experts_up_few(const ExpertsUpArgs& a, cudaStream_t stream) {
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  if (device.major < 9 || a.rows > kFewRows || !is_gate(a.activation) || !takes(a.matrix, a.chosen, a.x, a.x_stride) ||
+      a.matrix.columns % 2)
+    return cudaErrorInvalidValue;
+  const int width = a.matrix.columns / 2, slices = (width + kHalf - 1) / kHalf;
+  const FewCut cut = cut_few(a.matrix, slices, a.rows * a.chosen, false, 0);
+  const Launch how{dim3(device.multiprocessors), kFewThreads, cut.bytes};
+  return with_half(a.dtype, [&](auto tag) {
+    return launch_after(experts_up_few_kernel<decltype(tag)>, how, stream, a, cut);
+  });
+}
+
+}  // namespace octavo

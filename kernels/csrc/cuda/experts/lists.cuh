@@ -1,0 +1,56 @@
+// Lists of pairs, by expert and then by row, from the experts that rows take.
+#pragma once
+
+#include "experts/choice.cuh"
+
+namespace octavo {
+
+// By one block of any number of warps, of up to 64 rows: an expert's rows are bits of a word.
+struct MaskedLists {
+  uint32_t rows[kMostExperts][kFewRows / 32];
+  int32_t starts[kMostExperts + 1];
+
+  __device__ void make(const RouteArgs& a) {
+    const int count = a.rows * a.routing.chosen, experts = a.routing.experts;
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) rows[e][0] = rows[e][1] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      const int e = __ldcg(a.ids + i), row = i / a.routing.chosen;
+      if (e >= 0) atomicOr(&rows[e][row / 32], 1u << row % 32);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) scan(a.lists.starts, experts);
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      const int e = __ldcg(a.ids + i), row = i / a.routing.chosen;
+      const int place = e < 0 ? -1 : place_of(e, row);
+      a.lists.places[i] = place;
+      if (place >= 0) a.lists.sources[place] = row;
+    }
+  }
+
+ private:
+  __device__ int place_of(int e, int row) const {
+    const int earlier = row < 32 ? 0 : __popc(rows[e][0]);
+    return starts[e] + earlier + __popc(rows[e][row / 32] & ((1u << row % 32) - 1));
+  }
+  // One warp.
+  __device__ void scan(int32_t* out, int experts) {
+    const int lane = threadIdx.x;
+    int before = 0;
+    for (int first = 0; first < experts; first += 32) {
+      const int e = first + lane, own = e < experts ? __popc(rows[e][0]) + __popc(rows[e][1]) : 0;
+      int sum = own;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(kAll, sum, step);
+        if (lane >= step) sum += other;
+      }
+      if (e < experts) starts[e] = out[e] = before + sum - own;
+      before += __shfl_sync(kAll, sum, 31);
+    }
+    if (lane == 0) out[experts] = before;
+  }
+};
+
+}  // namespace octavo

@@ -1,0 +1,283 @@
+// Products of experts with many rows, on Hopper (sm_90a): tiles of 128 rows that one expert has, by wgmma. Of the first product a
+// tile has 128 columns of gate and the same of up, of the second 256 columns.
+//
+// One warpgroup copies: the weights as boxes, rows of x one by one, as the lists say. Two multiply, 64 rows each. Blocks go from
+// tile to tile; how many there are the device alone knows. Every element is one chain of products over the whole depth, so that a
+// row's bits do not depend on how many rows there are, or where in a tile it lies.
+#include <algorithm>
+
+#include "device/buffer_ring.cuh"
+#include "experts/activation.cuh"
+#include "experts/checks.h"
+#include "linear/linear_tiles.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kConsumers = 2, kTileRows = kConsumers * kRows, kChain = 128, kChains = 2;
+constexpr int kManyThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kXBytes = kTileRows * kRowBytes, kChainBytes = kChain * kRowBytes, kStageBytes = kXBytes + kChains * kChainBytes;
+constexpr int kStages = 4;
+constexpr int kFirstTiles = 256, kRingAt = 3072;  // in shared memory: barriers, tiles in front of each expert, the ring
+constexpr int kManyBytes = kRingAt + kStages * kStageBytes + 1024;  // the last for aligning the ring
+static_assert(kFirstTiles + (kMostExperts + 1) * 4 <= kRingAt);
+
+enum class End { gated, plain };
+
+struct ManyArgs {
+  ExpertMatrix matrix;
+  const void* x;
+  int64_t x_stride;
+  const int32_t *sources, *starts;  // sources null: rows of x lie by place
+  int activation;
+  float clamped;
+  void* out;
+  int64_t out_stride;
+};
+
+#if OCTAVO_WGMMA
+
+constexpr int kInner = 16;  // of the depth, what an instruction multiplies
+constexpr int kUnits = kRowBytes / 16;
+constexpr int kLag = 2;  // stages of x under way, behind which a thread says that its copies are there
+
+struct Tile {
+  int expert, begin, rows, column;  // the first place, how many there are in the tile, the first of the output's columns
+};
+
+template <class T, End end>
+struct Block {
+  const ManyArgs& a;
+  char* const shared;
+  const uint32_t base, ring_base;
+  const int width;  // columns of the output
+  BufferRing ring;
+
+  __device__ Block(const ManyArgs& args, char* memory)
+      : a(args), shared(memory), base(shared_address(memory)), ring_base((base + kRingAt + 1023) & ~1023u),
+        width(end == End::gated ? args.matrix.columns / 2 : args.matrix.columns), ring(base, kStages) {}
+
+  __device__ static constexpr int columns() { return end == End::gated ? kChain : kChains * kChain; }
+  __device__ int* first_tiles() const { return reinterpret_cast<int*>(shared + kFirstTiles); }
+  __device__ uint32_t x_at(int stage) const { return ring_base + stage * kStageBytes; }
+  __device__ uint32_t weights_at(int stage) const { return x_at(stage) + kXBytes; }
+  __device__ int along() const { return (width + columns() - 1) / columns(); }
+  __device__ int stages() const { return (a.matrix.depth + kDepth - 1) / kDepth; }
+
+  __device__ void init_barriers() const {
+    ring.init(1 + kWarpgroup, kConsumers * 4);
+    fence_bulk();
+  }
+  // One warp: tiles of rows in front of each expert.
+  __device__ void count_tiles() const {
+    int before = 0;
+    for (int first = 0; first < a.matrix.experts; first += 32) {
+      const int e = first + threadIdx.x;
+      const int rows = e < a.matrix.experts ? __ldcg(a.starts + e + 1) - __ldcg(a.starts + e) : 0;
+      const int own = (rows + kTileRows - 1) / kTileRows;
+      int sum = own;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(kAll, sum, step);
+        if (int(threadIdx.x) >= step) sum += other;
+      }
+      if (e < a.matrix.experts) first_tiles()[e] = before + sum - own;
+      before += __shfl_sync(kAll, sum, 31);
+    }
+    if (threadIdx.x == 0) first_tiles()[a.matrix.experts] = before;
+  }
+  __device__ int tiles() const { return first_tiles()[a.matrix.experts] * along(); }
+  // Of an expert's tiles those with the same weights follow each other.
+  __device__ Tile tile(int number) const {
+    int low = 0, high = a.matrix.experts - 1;  // the last expert whose first tile is not behind this one
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (first_tiles()[middle] * along() <= number) low = middle;
+      else high = middle - 1;
+    }
+    const int first = first_tiles()[low], down = first_tiles()[low + 1] - first, of_expert = number - first * along();
+    const int start = __ldcg(a.starts + low), stop = __ldcg(a.starts + low + 1), begin = start + of_expert % down * kTileRows;
+    return {low, begin, min(kTileRows, stop - begin), of_expert / down * columns()};
+  }
+
+  __device__ void bring_weights(const CUtensorMap& map, const Tile& to, int at, int stage) const {
+    const int first = to.expert * a.matrix.columns + to.column;
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+      copy_rows(weights_at(stage) + c * kChainBytes, map, at * kDepth, first + c * (end == End::gated ? width : kChain),
+                ring.full + 8 * stage);
+  }
+
+  // All threads of the warpgroup that copies. Eight of them copy a row's 128 bytes.
+  __device__ void copy(const CUtensorMap& map) {
+    constexpr int kOwnRows = kTileRows * kUnits / kWarpgroup, kApart = kWarpgroup / kUnits;
+    const int unit = threadIdx.x % kUnits, first_row = threadIdx.x / kUnits;
+    BufferRing there = ring;
+    int ahead = 0;
+    const auto tell = [&] {
+      fence_bulk();
+      barrier_arrive_once(there.full_now());
+      there.advance();
+    };
+    for (int number = blockIdx.x; number < tiles(); number += gridDim.x) {
+      const Tile to = tile(number);
+      const T* from[kOwnRows];
+#pragma unroll
+      for (int i = 0; i < kOwnRows; ++i) {
+        const int row = first_row + i * kApart, place = to.begin + row;
+        from[i] = nullptr;
+        if (row < to.rows)
+          from[i] = static_cast<const T*>(a.x) + (a.sources ? __ldcg(a.sources + place) : place) * a.x_stride + unit * 8;
+      }
+      for (int at = 0; at < stages(); ++at) {
+        ring.await_empty();
+        if (threadIdx.x == 0) {
+          barrier_expect(ring.full_now(), kChains * kChainBytes);
+          bring_weights(map, to, at, ring.stage);
+        }
+        const bool is_inside = at * kDepth + unit * 8 < a.matrix.depth;
+#pragma unroll
+        for (int i = 0; i < kOwnRows; ++i) {
+          const int row = first_row + i * kApart;
+          if (from[i])
+            copy16(x_at(ring.stage) + row * kRowBytes + (unit ^ row % 8) * 16, is_inside ? from[i] + at * kDepth : from[i], is_inside);
+        }
+        commit_copies();
+        ring.advance();
+        if (++ahead > kLag) {
+          wait_copies<kLag>();
+          tell(), --ahead;
+        }
+      }
+    }
+    wait_copies<0>();
+    while (ahead-- > 0) tell();
+  }
+
+  __device__ void compute() {
+    const int group = uniform(threadIdx.x / kWarpgroup) - 1, lane = threadIdx.x % 32;
+    for (int number = blockIdx.x; number < tiles(); number += gridDim.x) {
+      const Tile to = tile(number);
+      float sums[kChains][kChain / 2];
+#pragma unroll
+      for (int c = 0; c < kChains; ++c)
+#pragma unroll
+        for (int i = 0; i < kChain / 2; ++i) sums[c][i] = 0.0f;
+      int previous = 0;
+      for (int at = 0; at < stages(); ++at) {
+        ring.await_full();
+        const uint32_t mine = uniform(x_at(ring.stage) + group * kRows * kRowBytes), theirs = uniform(weights_at(ring.stage));
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < kDepth / kInner; ++k)
+#pragma unroll
+          for (int c = 0; c < kChains; ++c)
+            wgmma(T{}, sums[c], operand<128>(mine / 16 + k * kInner / 8),
+                  operand<128>((theirs + c * kChainBytes) / 16 + k * kInner / 8));
+        products_commit();
+        if (at > 0) {
+          products_wait<1>();
+          if (lane == 0) barrier_arrive_once(ring.empty + 8 * previous);
+        }
+        previous = ring.stage;
+        ring.advance();
+      }
+      products_wait<0>();
+      if (lane == 0) barrier_arrive_once(ring.empty + 8 * previous);
+#pragma unroll
+      for (int c = 0; c < kChains; ++c) pin(sums[c]);
+      const int row = group * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) store(to, row + 8 * half, lane % 4 * 2, half, sums);
+    }
+  }
+
+  __device__ float bias(const Tile& to, int column) const {
+    return a.matrix.bias ? to_float(static_cast<const T*>(a.matrix.bias)[int64_t(to.expert) * a.matrix.columns + column]) : 0.0f;
+  }
+  // A thread's columns of a row: pairs, eight apart.
+  __device__ void store(const Tile& to, int row, int first, int half, const float (&sums)[kChains][kChain / 2]) const {
+    if (row >= to.rows) return;
+    T* out = static_cast<T*>(a.out) + (to.begin + row) * a.out_stride;
+#pragma unroll
+    for (int n = 0; n < kChain / 8; ++n) {
+      const int at = n * 4 + half * 2;
+      if constexpr (end == End::gated) {
+        const int column = to.column + first + n * 8;
+        if (column >= width) continue;
+        T pair[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          pair[i] = gated<T>(sums[0][at + i] + bias(to, column + i), sums[1][at + i] + bias(to, width + column + i),
+                             a.activation, a.clamped);
+        store_pair(out + column, pair);
+      } else {
+#pragma unroll
+        for (int c = 0; c < kChains; ++c) {
+          const int column = to.column + c * kChain + first + n * 8;
+          if (column >= width) continue;
+          const T pair[2] = {from_float<T>(sums[c][at] + bias(to, column)), from_float<T>(sums[c][at + 1] + bias(to, column + 1))};
+          store_pair(out + column, pair);
+        }
+      }
+    }
+  }
+  __device__ static void store_pair(T* to, const T (&pair)[2]) {
+    *reinterpret_cast<uint32_t*>(to) = reinterpret_cast<const uint32_t&>(pair);
+  }
+};
+
+#endif
+
+template <class T, End end>
+__global__ void __launch_bounds__(kManyThreads, 1)
+    experts_many_kernel(const __grid_constant__ ManyArgs a, const __grid_constant__ CUtensorMap map) {
+#if OCTAVO_WGMMA
+  extern __shared__ __align__(128) char memory[];
+  Block<T, end> block(a, memory);
+  if (threadIdx.x == 0) block.init_barriers();
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  if (threadIdx.x < 32) block.count_tiles();
+  __syncthreads();
+  if (threadIdx.x >= kWarpgroup) {
+    take_registers<216>();
+    block.compute();
+  } else {
+    give_registers<72>();
+    block.copy(map);
+  }
+#endif
+}
+
+template <End end>
+cudaError_t launch(Dtype dtype, const ManyArgs& a, int rows, int chosen, cudaStream_t stream) {
+  Device device;
+  if (cudaError_t error = describe(device); error != cudaSuccess) return error;
+  const int width = end == End::gated ? a.matrix.columns / 2 : a.matrix.columns;
+  if (device.major != 9 || !takes(a.matrix, chosen, a.x, a.x_stride) || width % 2 || a.out_stride % 2 ||
+      reinterpret_cast<uintptr_t>(a.out) % 4)
+    return cudaErrorInvalidValue;
+  CUtensorMap map;
+  const ExpertMatrix& m = a.matrix;
+  if (!describe_matrix(map, m.weight, int64_t(m.experts) * m.columns, m.depth, m.stride, kChain)) return cudaErrorInvalidValue;
+  const int columns = end == End::gated ? kChain : kChains * kChain;
+  const int64_t pairs = int64_t(rows) * chosen, most = (std::min<int64_t>(m.experts, pairs) + pairs / kTileRows) * ((width + columns - 1) / columns);
+  const Launch how{dim3(unsigned(std::min<int64_t>(device.multiprocessors, most))), kManyThreads, kManyBytes};
+  return with_half(dtype, [&](auto tag) { return launch_after(experts_many_kernel<decltype(tag), end>, how, stream, a, map); });
+}
+
+}  // namespace
+
+cudaError_t experts_up_many(const ExpertsUpArgs& a, cudaStream_t stream) {
+  if (!is_gate(a.activation) || a.matrix.columns % 2) return cudaErrorInvalidValue;
+  const ManyArgs many{a.matrix, a.x, a.x_stride, a.sources, a.starts, a.activation, a.clamped, a.out, a.out_stride};
+  return launch<End::gated>(a.dtype, many, a.rows, a.chosen, stream);
+}
+
+cudaError_t experts_down_many(const ExpertsDownArgs& a, cudaStream_t stream) {
+  const ManyArgs many{a.matrix, a.x, a.x_stride, nullptr, a.lists.starts, 0, 0.0f, a.parts, a.parts_stride};
+  return launch<End::plain>(a.dtype, many, a.rows, a.chosen, stream);
+}
+
+}  // namespace octavo

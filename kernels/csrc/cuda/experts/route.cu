@@ -1,0 +1,280 @@
+// Routing in one launch: rows' norm, the router's product in float32, the choice and, of up to 64 rows, the lists; those of more
+// rows take a second one. A row's sums and its choice depend on nothing but the row.
+//
+// A block has some outputs of the router, a warp one or two of them with their weights in registers from before the previous kernel
+// has ended, and a group of rows. The last block of a group chooses for its rows, the last of all makes the lists.
+#include <algorithm>
+
+#include "experts/lists.cuh"
+#include "linear/norm.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kWarps = 8, kThreads = kWarps * 32;
+constexpr int kGroupRows = kWarps;            // at most: a warp normalises one row, and chooses for it
+constexpr int kVector = 8;                    // elements of 16 bytes
+constexpr int kHeldVectors = 8;               // of a router's row, that a lane has in registers
+constexpr int kMostWidth = 64 * 32 * kVector;  // of a row that is normalised as norm.cu does it
+constexpr int kBlocks = 264;                  // about as many as there are, unless groups are full
+
+struct RouteCut {
+  int slices, group_rows, groups;
+  bool lists;
+};
+
+// A block's outputs for its rows.
+template <class T, int kOutputs>
+struct Slice {
+  const RouteArgs& a;
+  uint4* const rows;  // [group_rows][width], in shared memory
+  const int warp, lane, vectors;
+  const int first_output;  // of this warp
+  float weights[kOutputs][kHeldVectors * kVector];
+
+  __device__ Slice(const RouteArgs& args, char* shared, int slice)
+      : a(args), rows(reinterpret_cast<uint4*>(shared)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
+        vectors(args.width / kVector), first_output((slice * kWarps + warp) * kOutputs) {}
+
+  __device__ const float* weights_of(int output) const {
+    return output < a.routing.experts ? a.router + output * a.router_stride
+           : output == a.routing.experts ? a.gate : nullptr;
+  }
+  // Those from the vector `begin` on.
+  __device__ void load(int begin) {
+#pragma unroll
+    for (int j = 0; j < kOutputs; ++j) {
+      const float* from = weights_of(first_output + j);
+#pragma unroll
+      for (int i = 0; i < kHeldVectors; ++i) {
+        const int at = begin + i * 32 + lane;
+        const bool there = from && at < vectors;
+        const auto* words = reinterpret_cast<const float4*>(from + int64_t(at) * kVector);
+        const float4 low = there ? words[0] : float4{0, 0, 0, 0}, high = there ? words[1] : float4{0, 0, 0, 0};
+        float* to = weights[j] + i * kVector;
+        to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+        to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+      }
+    }
+  }
+
+  // A warp's row into shared memory; its norm, which the first slice also stores.
+  __device__ void take_row(int64_t row, bool stores) const {
+    const uint4* from = reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + row * a.x_stride);
+    uint4* to = rows + warp * vectors;
+    float own[2] = {};  // sums of squares, of 32 vectors each, as norm.cu adds them up
+    for (int first = 0; first < vectors; first += 32) {
+      const bool there = first + lane < vectors;
+      const uint4 raw = there ? __ldcg(from + first + lane) : make_uint4(0, 0, 0, 0);
+      if (there) to[first + lane] = raw;
+      if (!a.norm) continue;
+      float x[kVector];
+      widen<T>(raw, x);
+      const float sum = warp_sum(sum_of_squares(x));
+      if (first / 32 % 32 == lane) own[first / 1024] = sum;
+    }
+    if (!a.norm) return;
+    const float inverse = inverse_rms(warp_sum(own[0] + own[1]), a.width, a.eps);
+    const uint4* scales = static_cast<const uint4*>(a.norm);
+    uint4* out = reinterpret_cast<uint4*>(static_cast<T*>(a.normed) + row * a.normed_stride);
+    for (int at = lane; at < vectors; at += 32) {
+      float x[kVector], scale[kVector];
+      widen<T>(to[at], x), widen<T>(scales[at], scale);
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) x[i] = x[i] * inverse * (scale[i] + a.offset);
+      to[at] = narrow<T>(x);
+      if (stores) out[at] = to[at];
+    }
+  }
+
+  __device__ void multiply(int begin, int count, float (&sums)[kGroupRows][kOutputs]) const {
+#pragma unroll
+    for (int r = 0; r < kGroupRows; ++r) {
+      if (r >= count) break;
+      float partial[kOutputs][2] = {};
+#pragma unroll
+      for (int i = 0; i < kHeldVectors; ++i) {
+        const int at = begin + i * 32 + lane;
+        float x[kVector];
+        widen<T>(at < vectors ? rows[r * vectors + at] : make_uint4(0, 0, 0, 0), x);
+#pragma unroll
+        for (int j = 0; j < kOutputs; ++j)
+#pragma unroll
+          for (int n = 0; n < kVector; ++n)
+            partial[j][i % 2] = __fmaf_rn(weights[j][i * kVector + n], x[n], partial[j][i % 2]);
+      }
+#pragma unroll
+      for (int j = 0; j < kOutputs; ++j) sums[r][j] += partial[j][0] + partial[j][1];
+    }
+  }
+  // Logits of `count` rows from `row` on.
+  __device__ void compute(int64_t row, int count) {
+    float sums[kGroupRows][kOutputs] = {};
+    for (int begin = 0; begin < vectors; begin += kHeldVectors * 32) {
+      if (begin > 0) load(begin);
+      multiply(begin, count, sums);
+    }
+#pragma unroll
+    for (int r = 0; r < kGroupRows; ++r) {
+      if (r >= count) break;
+#pragma unroll
+      for (int j = 0; j < kOutputs; ++j) {
+        const int output = first_output + j;
+        const float sum = warp_sum(sums[r][j]);
+        if (lane != 0) continue;
+        if (output < a.routing.experts) a.logits[(row + r) * a.routing.experts + output] = a.bias ? sum + a.bias[output] : sum;
+        else if (output == a.routing.experts && a.gate) a.gates[row + r] = sigmoid_of(sum);
+      }
+    }
+  }
+};
+
+// True in all threads of the block that is the last of `blocks` to come here; it sees what the others have stored. The counter is
+// zero again then.
+__device__ inline bool is_last(unsigned* counter, int blocks, int* shared) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    *shared = atomicAdd(counter, 1u) + 1 == unsigned(blocks);
+    if (*shared) *counter = 0;
+  }
+  __syncthreads();
+  const bool last = *shared;
+  __threadfence();
+  __syncthreads();
+  return last;
+}
+
+// A warp's row.
+template <int kHeld>
+__device__ inline void choose_row(const RouteArgs& a, int64_t row, int lane, float* room) {
+  const Routing& how = a.routing;
+  int32_t* ids = a.ids + row * how.chosen;
+  float* weights = a.lists.weights + row * how.chosen;
+  if (a.slots && __ldcg(a.slots + row) < 0) {
+    if (lane < how.chosen) ids[lane] = -1, weights[lane] = 0.0f;
+    return;
+  }
+  Choice<kHeld> choice(how, lane);
+  choice.score(a.logits + row * how.experts, a.correction);
+  choice.choose(ids, weights, room);
+}
+
+template <class T, int kOutputs, int kHeld>
+__global__ void __launch_bounds__(kThreads, 1)
+    route_kernel(const __grid_constant__ RouteArgs a, const __grid_constant__ RouteCut cut) {
+  extern __shared__ __align__(16) char shared[];
+  __shared__ float room[kWarps][kMostChosen];
+  __shared__ int flag;
+  const int group = blockIdx.x / cut.slices, slice = blockIdx.x % cut.slices;
+  const int64_t row = int64_t(group) * cut.group_rows;
+  const int count = min(cut.group_rows, int(a.rows - row));
+  Slice<T, kOutputs> own(a, shared, slice);
+  own.load(0);
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  if (own.warp < count) own.take_row(row + own.warp, slice == 0);
+  __syncthreads();
+  own.compute(row, count);
+  if (!is_last(a.counters + 1 + group, cut.slices, &flag)) return;
+  if (own.warp < count) choose_row<kHeld>(a, row + own.warp, own.lane, room[own.warp]);
+  if (!cut.lists || !is_last(a.counters, cut.groups, &flag)) return;
+  reinterpret_cast<MaskedLists*>(shared)->make(a);
+}
+
+constexpr int kListWarps = 32, kAtOnce = 8;
+
+// A block makes one expert's list: it looks at all ids, each warp at a stretch of them.
+__global__ void __launch_bounds__(kListWarps * 32) lists_kernel(const __grid_constant__ RouteArgs a) {
+  __shared__ int lower[kListWarps], equal[kListWarps];
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  const int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int count = a.rows * a.routing.chosen, stretch = (count + kListWarps - 1) / kListWarps;
+  const int begin = warp * stretch, end = min(begin + stretch, count);
+  const auto look = [&](auto&& see) {
+    for (int first = begin; first < end; first += 32 * kAtOnce) {
+      int ids[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int at = first + i * 32 + lane;
+        ids[i] = at < end ? __ldcg(a.ids + at) : kMostExperts;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) see(first + i * 32 + lane, ids[i]);
+    }
+  };
+  int below = 0, own = 0;
+  look([&](int, int id) {
+    below += __popc(__ballot_sync(kAll, id >= 0 && id < expert));
+    own += __popc(__ballot_sync(kAll, id == expert));
+  });
+  if (lane == 0) lower[warp] = below, equal[warp] = own;
+  __syncthreads();
+  int start = 0, place = 0;
+  for (int i = 0; i < kListWarps; ++i) {
+    start += lower[i], place += equal[i];
+    if (i == warp) own = place - equal[i];
+  }
+  if (threadIdx.x == 0) {
+    a.lists.starts[expert] = start;
+    if (expert == a.routing.experts - 1) a.lists.starts[expert + 1] = start + place;
+  }
+  place = start + own;
+  look([&](int at, int id) {
+    const unsigned with = __ballot_sync(kAll, id == expert);
+    if (id == expert) {
+      const int mine = place + __popc(with & ((1u << lane) - 1));
+      a.lists.places[at] = mine, a.lists.sources[mine] = at / a.routing.chosen;
+    } else if (id < 0 && expert == 0) {
+      a.lists.places[at] = -1;
+    }
+    place += __popc(with);
+  });
+}
+
+int over(int n, int by) { return (n + by - 1) / by; }
+
+template <class T, int kOutputs, int kHeld>
+cudaError_t launch(RouteArgs a, cudaStream_t stream) {
+  const bool lists = a.rows <= kFewRows;
+  const RouteArgs whole = a;
+  const int slices = over(a.routing.experts + (a.gate ? 1 : 0), kWarps * kOutputs);
+  const int most = kGroupRows * (kCounters - 1);
+  for (int64_t begin = 0; begin < whole.rows; begin += most) {
+    const auto from = [&](auto* data, int64_t stride) { return data ? data + begin * stride : data; };
+    a.rows = int(std::min<int64_t>(whole.rows - begin, most));
+    a.x = from(static_cast<const T*>(whole.x), a.x_stride), a.normed = from(static_cast<T*>(whole.normed), a.normed_stride);
+    a.slots = from(whole.slots, 1), a.logits = from(whole.logits, a.routing.experts), a.gates = from(whole.gates, 1);
+    a.ids = from(whole.ids, a.routing.chosen), a.lists.weights = from(whole.lists.weights, a.routing.chosen);
+    const int rows = std::max(1, std::min(kGroupRows, over(int(std::min(a.rows, 8 * kBlocks)) * slices, kBlocks)));
+    const RouteCut cut{slices, rows, over(a.rows, rows), lists};
+    const int bytes = std::max(rows * a.width * 2, int(sizeof(MaskedLists)));
+    const cudaError_t error =
+        launch_after(route_kernel<T, kOutputs, kHeld>, {dim3(slices * cut.groups), kThreads, bytes}, stream, a, cut);
+    if (error != cudaSuccess) return error;
+  }
+  return lists ? cudaSuccess : launch_after(lists_kernel, {dim3(a.routing.experts), kListWarps * 32}, stream, whole);
+}
+
+bool is_aligned(const void* data, int64_t stride, int elements) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % elements == 0;
+}
+
+}  // namespace
+
+cudaError_t route_rows(const RouteArgs& a, cudaStream_t stream) {
+  const Routing& how = a.routing;
+  if (a.rows == 0 || a.width % kVector != 0 || a.width > kMostWidth || how.experts > kMostExperts ||
+      how.chosen > kMostChosen || how.groups > kMostGroups || !is_aligned(a.x, a.x_stride, 8) || !is_aligned(a.norm, 0, 8) ||
+      !is_aligned(a.normed, a.normed_stride, 8) || !is_aligned(a.router, a.router_stride, 4) || !is_aligned(a.gate, 0, 4))
+    return cudaErrorInvalidValue;
+  return with_half(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    const bool few = a.rows <= kFewRows;
+    if (how.experts <= 128) return few ? launch<T, 1, 4>(a, stream) : launch<T, 2, 4>(a, stream);
+    return few ? launch<T, 1, 16>(a, stream) : launch<T, 2, 16>(a, stream);
+  });
+}
+
+}  // namespace octavo
