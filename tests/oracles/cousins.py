@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import transformers
 from transformers import (
     ArceeConfig,
     Cohere2Config,
@@ -12,7 +13,6 @@ from transformers import (
     CwmConfig,
     Ernie4_5Config,
     Exaone4Config,
-    ExaoneConfig,
     Glm4Config,
     GlmConfig,
     GraniteMoeHybridConfig,
@@ -20,8 +20,6 @@ from transformers import (
     HeliumConfig,
     HunYuanDenseV1Config,
     HyperCLOVAXConfig,
-    InternLM3Config,
-    IQuestCoderConfig,
     Jais2Config,
     Ministral3Config,
     MinistralConfig,
@@ -76,7 +74,6 @@ COUSINS: dict[str, PreTrainedConfig] = {
     ),
     "ernie4_5": Ernie4_5Config(**COMMON, head_dim=24),
     "ernie4_5-bias": Ernie4_5Config(**COMMON, head_dim=16, use_bias=True, tie_word_embeddings=False),
-    "exaone": ExaoneConfig(**COMMON, head_dim=24),
     "exaone4": Exaone4Config(**FOUR, sliding_window=24, head_dim=24),
     "exaone4-full": Exaone4Config(**COMMON, sliding_window=None, layer_types=["full_attention"] * 3),
     "glm": GlmConfig(**COMMON, head_dim=16, attention_bias=True),
@@ -105,8 +102,6 @@ COUSINS: dict[str, PreTrainedConfig] = {
     "hunyuan-stretched": HunYuanDenseV1Config(**COMMON, head_dim=16, rope_parameters=STRETCHED, attention_bias=True),
     "hyperclovax": HyperCLOVAXConfig(**COMMON, **MULTIPLIED, head_dim=24),
     "hyperclovax-before": HyperCLOVAXConfig(**COMMON, **MULTIPLIED, use_post_norm=False),
-    "internlm3": InternLM3Config(**COMMON, head_dim=24, attention_bias=True, mlp_bias=True),
-    "iquestcoder": IQuestCoderConfig(**COMMON, head_dim=24),
     "jais2": Jais2Config(**COMMON),
     "ministral": MinistralConfig(
         **FOUR, sliding_window=24, layer_types=["sliding_attention", "full_attention"] * 2, head_dim=24
@@ -127,4 +122,16 @@ COUSINS: dict[str, PreTrainedConfig] = {
     ),
     "starcoder2": Starcoder2Config(**COMMON, sliding_window=24),
     "starcoder2-full": Starcoder2Config(**COMMON, use_bias=False, tie_word_embeddings=False),
+}
+
+# Families that the oldest transformers which is supported, 5.17, does not have yet.
+RECENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "exaone": ("ExaoneConfig", {"head_dim": 24}),
+    "internlm3": ("InternLM3Config", {"head_dim": 24, "attention_bias": True, "mlp_bias": True}),
+    "iquestcoder": ("IQuestCoderConfig", {"head_dim": 24}),
+}
+COUSINS |= {
+    name: getattr(transformers, config)(**COMMON, **fields)
+    for name, (config, fields) in RECENT.items()
+    if hasattr(transformers, config)
 }

@@ -248,6 +248,7 @@ class Scene:
     owner: Owner | None = None
     given: dict[Position, list[Token]] = field(default_factory=dict)
     lost: bool = False
+    spoiled: bool = False
 
     def __post_init__(self) -> None:
         request = fake.JobRequest(model="toy", prompt="a", sampling={"n": 3})
@@ -265,6 +266,9 @@ class Scene:
                 self.given[Position(event.offset, epoch)] = tokens
 
     def claim(self, source: str = "") -> None:
+        """A worker of before notes no order, so it must not be the one that writes a spoiled stream again."""
+        if self.spoiled:
+            source = ""
         if self.owner is not None:
             self.world.run(self.world.cell.release([(self.job_id, self.owner.claim.token)]))
         jobs = self.world.claim().jobs
@@ -301,7 +305,7 @@ class Scene:
         """As after something else took the stream: its owner is to send all again."""
         self.world.redis.delete(self.world.keys.stream(self.job_id))
         self.world.redis.hset(self.world.keys.job(self.job_id), "n", 0)
-        self.lost = True
+        self.lost = self.spoiled = True
 
     def keep(self) -> dict[bytes, bytes]:
         return {name: self.world.redis.dump(name) for name in self.world.redis.scan_iter()}
