@@ -34,7 +34,7 @@ START_S = 300.0
 
 @dataclass
 class Fleet:
-    """What runs, and the folder of its files."""
+    """A server and a worker that run, and the folder of their files."""
 
     url: str
     model: str

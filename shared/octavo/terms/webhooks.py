@@ -34,8 +34,8 @@ or there was no try."""
 @dataclass(frozen=True)
 class EndpointInfo:
     """An endpoint. Times are seconds since the epoch; `disabled_at`: it was switched off then. `version` is that of its
-    secret; the one before signs, too, until `old_until`. `forgotten` events failed to the end and are listed no more, since so
-    many others have failed after them."""
+    secret; the one before signs, too, until `old_until`. `forgotten` events failed to the end, and are listed no more
+    since many others failed after them."""
 
     id: str
     tenant: str
