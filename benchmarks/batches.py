@@ -1,12 +1,14 @@
 """Batches: what the clerk, the queue and the storage can do, and what a batch costs and gains on a real worker.
 
     python benchmarks/batches.py [--lines 50000] [--workers 2] [--out FILE]
+    python benchmarks/batches.py --linear [--rate 200] [--seconds 25]
     python benchmarks/batches.py --order [--model llama-8b --device cuda] [--prompts 64 --each 64 --prefix 2048]
     python benchmarks/batches.py --beside [--model llama-8b --device cuda] [--lines 640] [--seconds 25]
 
 Alone: many lines of 868 bytes on fake workers that generate nothing, answers of 32 tokens in one piece. Tells the
 seconds until the batch is `in_progress` and until it has completed, lines a second in between, the most memory of the
-clerk, and of the server above what it had idle.
+clerk, and of the server above what it had idle. With `--linear` the workers have a fixed rate, and there are 1, 2 and 4
+of them: the share of their rates that a batch gets, from its first line to the end of its last job.
 
 With `--order`: shuffled lines of prompts that begin alike, as they are in the file and with those together that share a
 beginning, in turns on one worker.
@@ -21,135 +23,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import psutil
+from batch_fakes import measure
 from batch_service import Fleet, fleet, prompts_of, reached, token_ids
 
 from octavo import AsyncClient
-from octavo.client.batches import BatchClient
-from octavo.queue import wire
-from octavo.queue.batches.calls import NewBatch, NewFile
-from octavo.queue.batches.keys import BATCH, FILE, new_id
-from octavo.queue.calls import run, run_many
-from octavo.queue.connection import connect
-from octavo.queue.keys import Keys
-from octavo.queue.protocol import Append, Cell, Claim
 from octavo.service.clerk.order import RUN_LINES
 from octavo.service.server import EmbeddedServer
-from octavo.service.storage import open_storage
-from octavo.service.storage.interface import in_pieces
-from octavo.service.storage.places import file_name
 from octavo.terms.batches import BatchInfo, BatchStatus
-from octavo.terms.messages import Chunk, JobStatus, Terminal, Usage
 from octavo.terms.stats import WorkerStats
-from octavo.terms.workers import ModelCard, WorkerInfo
 from octavo_worker.bench.report import encode, percentile, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import Work
 from octavo_worker.contract.files import model_folder
-
-MODEL, TOKENS, AT_ONCE = "bench", 32, 64
-CELL, KEYS = Cell(), Keys()
-URL = "/v1/chat/completions"
-
-
-def lines(count: int) -> bytes:
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "system", "content": "x" * 560}, {"role": "user", "content": "hello " * 20}],
-        "max_tokens": TOKENS,
-    }
-    each = ({"custom_id": f"request-{i}", "method": "POST", "url": URL, "body": body} for i in range(count))
-    return b"".join(json.dumps(line).encode() + b"\n" for line in each)
-
-
-async def serve(url: str, number: int) -> None:
-    """One fake worker: claims, appends all tokens in one piece, finishes."""
-    name, owned = f"fake{number}", True
-    async with connect(url) as connection:
-        beat_at = 0.0
-        while True:
-            if time.monotonic() - beat_at > 2.0:
-                stats: dict[str, Any] = {"max_running": 256}
-                info = WorkerInfo(id=name, model=MODEL, host="h", pid=os.getpid(), started_at=0.0, stats=stats)
-                await run(connection, CELL.heartbeat(name, [], lease_ms=60_000, info=wire.encode_worker(info)))
-                await run(connection, CELL.reap())
-                beat_at = time.monotonic()
-            call = CELL.claim(MODEL, name, max_jobs=AT_ONCE, max_tokens=1 << 20, lease_ms=60_000, idle=owned)
-            jobs = (await run(connection, call)).jobs
-            if jobs:
-                await _generate(connection, jobs)
-            else:
-                await connection.blpop([KEYS.bell(MODEL)], timeout=1)
-
-
-async def _generate(connection: Any, jobs: tuple[Claim, ...]) -> None:
-    chunk = Chunk(token_ids=(7,) * TOKENS, texts=(" seven",) * TOKENS, finish_reason="length")
-    terminal = Terminal(status=JobStatus.COMPLETED, usage=Usage(100, TOKENS))
-    result = wire.encode_result(terminal, [chunk])
-    await run(connection, CELL.append([Append(job.job_id, job.token, 0, chunk) for job in jobs]))
-    await run_many(connection, [CELL.finish(job.job_id, job.token, terminal, result) for job in jobs])
-
-
-async def measure(folder: Path, url: str, count: int, workers: int) -> dict[str, Any]:
-    async with BatchClient(url) as client:
-        card = ModelCard(name=MODEL, max_model_len=4096, vocab_size=9, has_tokenizer=True, created_at=1.0)
-        await run(client.redis, CELL.register_model(card))
-        data, file_id = lines(count), new_id(FILE)
-        await open_storage(str(folder)).put(file_name(file_id), in_pieces(data))
-        await client.note_file(NewFile(file_id, "acme", "in", "batch", len(data), "00"), cap=1 << 40)
-        with ExitStack() as stack:
-
-            def start(*words: str) -> psutil.Process:
-                environment = os.environ | {"OCTAVO_FILES": str(folder), "OCTAVO_REDIS_URL": url}
-                process = subprocess.Popen([sys.executable, *words], env=environment, stderr=subprocess.DEVNULL)
-                stack.callback(process.wait)
-                stack.callback(process.kill)
-                return psutil.Process(process.pid)
-
-            clerk = start("-m", "octavo.service.clerk")
-            for number in range(workers):
-                start(__file__, "--serve", url, "--number", str(number))
-            await asyncio.sleep(3.0)
-            idle = int((await client.redis.info("memory"))["used_memory"])
-            return await _watched(client, clerk, file_id, idle)
-
-
-async def _watched(client: BatchClient, clerk: psutil.Process, file_id: str, idle: int) -> dict[str, Any]:
-    began, begun = time.monotonic(), 0.0
-    batch = await client.create(NewBatch(new_id(BATCH), "acme", URL, file_id, "24h", 86_400))
-    most_server = most_clerk = 0
-    assert batch is not None
-    cpu = sum(clerk.cpu_times()[:2])
-    while not batch.status.is_terminal:
-        if not begun and batch.total:
-            begun = time.monotonic()
-        most_server = max(most_server, int((await client.redis.info("memory"))["used_memory"]) - idle)
-        most_clerk = max(most_clerk, clerk.memory_info().rss)
-        await asyncio.sleep(0.1)
-        batch = await client.batch(batch.id)
-        assert batch is not None
-    ended = time.monotonic()
-    assert batch.completed == batch.total, batch
-    return {
-        "lines": batch.total,
-        "seconds_until_in_progress": round(begun - began, 2),
-        "seconds": round(ended - began, 1),
-        "lines_per_second": round(batch.total / (ended - begun)),
-        "clerk_cpu_us_a_line": round(1e6 * (sum(clerk.cpu_times()[:2]) - cpu) / batch.total),
-        "most_clerk_mb": round(most_clerk / 1e6),
-        "most_server_mb_above_idle": round(most_server / 1e6),
-    }
-
 
 HEARTBEAT_S = 1.5
 
@@ -319,6 +212,21 @@ def beside_engine(row: dict[str, Any], asked: argparse.Namespace) -> dict[str, A
     return told | {"ratio_of_whole": round(found["seconds"] / row["seconds"], 3)}
 
 
+def on_fakes(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """The modes with fake workers."""
+    rows: list[dict[str, Any]] = []
+    for workers in (1, 2, 4) if asked.linear else (asked.workers,):
+        count = round(workers * asked.rate * asked.seconds) if asked.linear else asked.lines
+        with tempfile.TemporaryDirectory() as folder, EmbeddedServer() as server:
+            rate = asked.rate if asked.linear else 0.0
+            found = asyncio.run(measure(Path(folder) / "files", server.url, count, workers, rate))
+        if asked.linear:
+            share = found["executed_per_second"] / (workers * asked.rate)
+            found = {"workers": workers, "rate": asked.rate, "share_of_linear": round(share, 3), **found}
+        rows.append(found)
+    return rows
+
+
 def on_model(asked: argparse.Namespace) -> list[dict[str, Any]]:
     """The modes with a real worker."""
     with tempfile.TemporaryDirectory() as folder:
@@ -341,9 +249,11 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--order", action="store_true", help="with and without lines together that begin alike")
+    mode.add_argument("--linear", action="store_true", help="1, 2 and 4 fake workers of a fixed rate")
     mode.add_argument("--beside", action="store_true", help="jobs beside a batch, and a batch beside the engine")
     parser.add_argument("--lines", type=int, default=50_000, help="of a batch that is alone")
     parser.add_argument("--workers", type=int, default=2, help="fake ones")
+    parser.add_argument("--rate", type=float, default=200.0, help="jobs a second of each fake worker, with --linear")
     parser.add_argument("--model", default="smollm-135m", help=f"a folder, demo, or one of {', '.join(SHAPES)}")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rows", type=int, default=256, help="the worker's --max-running")
@@ -363,23 +273,16 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=25.0, help="of arrivals")
     parser.add_argument("--settle", type=float, default=3.0, help="seconds between the batch and what is beside it")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     asked = parsed()
-    if asked.serve:
-        asyncio.run(serve(asked.serve, asked.number))
-        return
     if asked.order or asked.beside:
         rows, told = on_model(asked), {"model": asked.model, "device": asked.device}
     else:
-        told = {}
-        with tempfile.TemporaryDirectory() as folder, EmbeddedServer() as server:
-            rows = [asyncio.run(measure(Path(folder) / "files", server.url, asked.lines, asked.workers))]
+        rows, told = on_fakes(asked), {}
     if asked.engine:
         return
     document = report("batches", rows, **told)
