@@ -265,7 +265,8 @@ async def test_batches_are_listed_and_refused_as_openai_does(ai, other) -> None:
 
 async def test_another_clerk_goes_on_where_one_ended(ai, redis_url, redis_sync, folder: Path) -> None:
     async with ScriptedWorker(redis_url, pace=0.002):
-        made = await begin(ai, encoded(*(line(f"{number}", prompt=["a", "b"]) for number in range(200))))
+        prompts = [[f"{number % 7}" * 254, "b"] for number in range(200)]  # not submitted as they are in the file
+        made = await begin(ai, encoded(*(line(f"{number}", prompt=prompts[number]) for number in range(200))))
         for turn in range(20):
             async with working(redis_url, folder):
                 await asyncio.sleep(0.1 + 0.05 * turn)

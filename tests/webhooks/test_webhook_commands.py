@@ -12,7 +12,7 @@ import redis
 from receivers import Receiver
 from typer.testing import CliRunner, Result
 from waiting import until
-from webhook_bench import HOOKS, HookBench
+from webhook_bench import HOOK_KEYS, HOOKS, HookBench
 
 from octavo.cli.webhooks import app
 from octavo.service.batches.remote import Refused
@@ -55,7 +55,10 @@ async def test_what_failed_is_shown_and_sent_again(run: Run, redis_url: str) -> 
     event = bench.event()
     (tried,) = bench.claim()
     bench.run(HOOKS.commit(tried, "failed", answer="500"))
+    assert "listed no more" not in (await apart(run, "deliveries", endpoint)).output
+    bench.redis.hset(HOOK_KEYS.endpoint(endpoint), "lost", 3)
     shown = await apart(run, "deliveries", endpoint)
+    assert "3 more failed earlier, and are listed no more" in shown.output
     assert shown.exit_code == 1
     assert "500" in shown.output
     assert (await apart(run, "resend", endpoint, "evt_other")).exit_code == 1

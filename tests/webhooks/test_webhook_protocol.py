@@ -19,6 +19,7 @@ from octavo.terms.messages import JobStatus
 from octavo.terms.webhooks import MAX_ENDPOINTS
 
 AT_ONCE = 4
+MOST_WAITING, MOST_OF_TENANT = 10_000, 50_000
 
 
 @pytest.fixture
@@ -192,6 +193,57 @@ def test_a_thousand_that_failed_are_kept_the_latest(bench: HookBench) -> None:
     assert bench.redis.zcard(name) == 1_000
     assert not bench.redis.zscore(name, "ancient")
     assert not bench.redis.exists(HOOK_KEYS.delivery(endpoint, tried.event_id))  # the others are later
+
+
+def fill(bench: HookBench, endpoint: str, count: int) -> None:
+    """Let so many deliveries wait for an endpoint."""
+    bench.redis.zadd(HOOK_KEYS.waiting(endpoint), {f"evt_{number}": 1 << 50 for number in range(count)})
+
+
+def test_an_event_beyond_what_may_wait_has_failed_at_once_and_may_be_sent_again(bench: HookBench) -> None:
+    full, other = bench.endpoint(), bench.endpoint()
+    fill(bench, full, MOST_WAITING - 1)
+    first, second = bench.event(), bench.event()
+    assert sorted(tried.event_id for tried in bench.claim() if tried.endpoint_id == other) == sorted([first, second])
+    delivery = HOOK_KEYS.delivery(full, second)
+    assert bench.redis.hmget(delivery, "st", "n", "ans") == [b"failed", b"0", b"too_many_waiting"]
+    assert bench.redis.zrange(HOOK_KEYS.failed(full), 0, -1) == [second.encode()]
+    assert bench.redis.hgetall("{c00}:hc") == {b"waiting": b"3", b"failed": b"1"}
+    assert bench.run(HOOKS.resend(full, "acme")) == 0
+    bench.redis.zremrangebyrank(HOOK_KEYS.waiting(full), -2, -1)
+    assert bench.run(HOOKS.resend(full, "acme")) == 1
+    assert second in {tried.event_id for tried in bench.claim() if tried.endpoint_id == full}
+
+
+def test_a_try_counts_among_what_waits(bench: HookBench) -> None:
+    endpoint = bench.endpoint()
+    fill(bench, endpoint, MOST_WAITING - 1)
+    event = bench.event()
+    assert [tried.event_id for tried in bench.claim()] == [event]
+    bench.event()
+    assert bench.redis.zcard(HOOK_KEYS.failed(endpoint)) == 1
+
+
+def test_endpoints_of_a_tenant_share_what_may_wait(bench: HookBench) -> None:
+    crowd = [bench.endpoint() for _ in range(10)]
+    lonely = bench.endpoint("zoo")
+    fill(bench, crowd[0], MOST_OF_TENANT // 10)
+    fill(bench, lonely, MOST_OF_TENANT // 10)
+    bench.event("acme")
+    bench.event("zoo")
+    assert [bench.redis.zcard(HOOK_KEYS.failed(one)) for one in (*crowd, lonely)] == [1, *[0] * 10]
+
+
+def test_what_is_listed_no_more_is_counted(bench: HookBench) -> None:
+    endpoint = bench.endpoint()
+    fill(bench, endpoint, MOST_WAITING)
+    bench.redis.zadd(HOOK_KEYS.failed(endpoint), {f"evt_old{number}": 1 << 50 for number in range(999)})
+    bench.event()
+    assert bench.redis.hget(HOOK_KEYS.endpoint(endpoint), "lost") is None
+    bench.event()
+    bench.event()
+    assert bench.redis.hget(HOOK_KEYS.endpoint(endpoint), "lost") == b"2"
+    assert bench.redis.zcard(HOOK_KEYS.failed(endpoint)) == 1_000
 
 
 def test_an_endpoint_that_is_gone_is_switched_off_until_it_is_changed(bench: HookBench) -> None:

@@ -142,10 +142,11 @@ async def deliveries(
     webhook_endpoint_id: str,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
-    """Deliveries that wait, then those that failed to the end, the latest first."""
+    """Deliveries that wait, then those that failed to the end, the latest first. `forgotten` have failed and are listed
+    no more."""
     info = await known.own(webhook_endpoint_id, tenant)
     found = await known.client.deliveries(info.id, limit=limit)
-    return {"object": "list", "data": [delivery_object(delivery) for delivery in found]}
+    return {"object": "list", "data": [delivery_object(delivery) for delivery in found], "forgotten": info.forgotten}
 
 
 @router.post(f"{_ONE}/resend", openapi_extra=described(ResendRequest))

@@ -44,12 +44,15 @@ def deliveries(
     as_json: AsJson = False,
 ) -> None:
     """List what waits for an endpoint, and what failed to the end. Exit code 1 if something has failed."""
-    found = Gateway.found(url).ask("GET", "/v1/webhook_endpoints", endpoint, f"deliveries?limit={limit}")["data"]
+    told = Gateway.found(url).ask("GET", "/v1/webhook_endpoints", endpoint, f"deliveries?limit={limit}")
+    found = told["data"]
     if as_json:
         print_json(found)
     else:
         rows = [(one["event_id"], one["event_type"], one["status"], str(one["tries"]), _last(one)) for one in found]
         _table(("event", "type", "", "tries", "last answer"), rows)
+        if told.get("forgotten"):
+            out.print(f"{told['forgotten']} more failed earlier, and are listed no more")
     if any(one["status"] == "failed" for one in found):
         raise typer.Exit(1)
 

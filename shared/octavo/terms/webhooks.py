@@ -34,7 +34,8 @@ or there was no try."""
 @dataclass(frozen=True)
 class EndpointInfo:
     """An endpoint. Times are seconds since the epoch; `disabled_at`: it was switched off then. `version` is that of its
-    secret; the one before signs, too, until `old_until`."""
+    secret; the one before signs, too, until `old_until`. `forgotten` events failed to the end, and are listed no more
+    since many others failed after them."""
 
     id: str
     tenant: str
@@ -46,6 +47,7 @@ class EndpointInfo:
     version: int = 1
     old_until: float = 0.0
     disabled_at: float | None = None
+    forgotten: int = 0
 
 
 @dataclass(frozen=True)

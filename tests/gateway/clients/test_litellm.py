@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import litellm
 import pydantic
 import pytest
-from scripted_worker import MODEL, whole_text
+from clerks import CHAT, encoded, line, working
+from scripted_worker import MODEL, ScriptedWorker, whole_text
+from serving import serving
 from tool_answers import ANSWERS, TOOLS
 from waiting import STALL_S
+
+from octavo_gateway.settings import GatewaySettings
 
 pytestmark = pytest.mark.clients
 
@@ -160,3 +166,30 @@ async def test_messages_with_calls(gateway_url, start_model):
     results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in whole.message.tool_calls]
     answered = await ask(messages=[*ASKED, whole.message.model_dump(), *results])
     assert answered.choices[0].message.content == "Take a coat."
+
+
+async def test_a_batch_from_its_file_to_its_answers(redis_url: str, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(encoded(*(line(f"{number}", url=CHAT) for number in range(5)), line("wrong", url=CHAT, n=0)))
+    settings = GatewaySettings(redis_url=redis_url, files=str(tmp_path / "files"))
+    with serving(settings) as url:
+        where: dict[str, Any] = {"custom_llm_provider": "openai", "api_base": f"{url}/v1", "api_key": "none"}
+        async with ScriptedWorker(redis_url), working(redis_url, tmp_path / "files"), asyncio.timeout(STALL_S):
+            with source.open("rb") as opened:
+                file = await litellm.acreate_file(file=opened, purpose="batch", **where)
+            asked: dict[str, Any] = {"completion_window": "24h", "endpoint": CHAT, "input_file_id": file.id}
+            batch = await litellm.acreate_batch(**asked, metadata={"a": "b"}, **where)
+            listed = await litellm.alist_batches(limit=5, **where)
+            assert [one.id for one in listed.data] == [batch.id]
+            while batch.status != "completed":
+                await asyncio.sleep(0.05)
+                batch = await litellm.aretrieve_batch(batch_id=batch.id, **where)
+            counts = batch.request_counts
+            assert (counts.total, counts.completed, counts.failed, batch.metadata) == (6, 5, 1, {"a": "b"})
+            done = await litellm.afile_content(file_id=batch.output_file_id, **where)
+            answers = [json.loads(text) for text in done.content.splitlines()]
+            assert sorted(one["custom_id"] for one in answers) == ["0", "1", "2", "3", "4"]
+            texts = {one["response"]["body"]["choices"][0]["message"]["content"] for one in answers}
+            assert texts == {whole_text(3)}
+            failed = await litellm.afile_content(file_id=batch.error_file_id, **where)
+            assert json.loads(failed.content)["response"]["status_code"] == 400

@@ -1,5 +1,5 @@
 #!lua
--- Deliveries that failed to the end begin anew.
+-- Deliveries that failed to the end begin anew, the earliest first, as far as there is room.
 -- KEYS    P
 -- ARGV    endpoint tenant event ('' for all that are known)
 -- Reply   how many, -1 if there is no such endpoint of the tenant, -2 if it is switched off
@@ -11,6 +11,7 @@ if off then return -2 end
 local begun = 0
 for _, event in ipairs(only ~= '' and {only} or call('ZRANGE', key('hf', endpoint), 0, -1)) do
   local delivery = key('hd', endpoint, event)
+  if not has_room(tenant, endpoint) then break end
   if call('ZREM', key('hf', endpoint), event) == 1 and call('PERSIST', delivery) == 1 then
     call('HDEL', delivery, 'ft')
     call('HSET', delivery, 'st', 'waiting', 'n', 0)

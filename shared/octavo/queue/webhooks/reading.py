@@ -12,7 +12,7 @@ from octavo.queue.rows import Row, own_pages, rows
 from octavo.queue.webhooks.keys import ENDPOINT, WebhookKeys
 from octavo.terms.webhooks import DeliveryInfo, EndpointInfo
 
-_ENDPOINT_FIELDS = ("tn", "name", "url", "typ", "ct", "ut", "ver", "old", "off")
+_ENDPOINT_FIELDS = ("tn", "name", "url", "typ", "ct", "ut", "ver", "old", "off", "lost")
 _DELIVERY_FIELDS = ("tn", "typ", "of", "at", "st", "n", "due", "ans")
 
 
@@ -79,7 +79,7 @@ def _endpoint(endpoint_id: str, row: Row) -> EndpointInfo:
     return EndpointInfo(
         endpoint_id, text["tn"], text["name"], text["url"], text["typ"].split(), int(text["ct"]) / 1000,
         int(text["ut"]) / 1000, int(text["ver"]), int(text.get("old", 0)) / 1000,
-        int(text["off"]) / 1000 if "off" in text else None,
+        int(text["off"]) / 1000 if "off" in text else None, int(text.get("lost", 0)),
     )  # fmt: skip
 
 

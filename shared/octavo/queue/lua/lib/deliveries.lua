@@ -4,6 +4,7 @@
 -- its, stands in line by the time from which something of it may be tried, or that of its last try if that was later: all
 -- take turns.
 local AT_ONCE = 4  -- tries of one endpoint
+local MOST_WAITING, MOST_OF_TENANT = 10000, 50000  -- deliveries that wait
 local served = 0
 
 -- The ms from which something of an endpoint may be tried, nil if nothing waits.
@@ -37,6 +38,12 @@ local function take_turn(tenant, endpoint, was_served)
 end
 
 local function count_waiting(by) call('HINCRBY', key('hc'), 'waiting', by) end
+
+-- False for an endpoint that has as many waiting as it may: the endpoints of a tenant share what a tenant may have.
+local function has_room(tenant, endpoint)
+  local most = math.min(MOST_WAITING, math.floor(MOST_OF_TENANT / math.max(1, call('HLEN', key('hs', tenant)))))
+  return call('ZCARD', key('hq', endpoint)) + call('ZCARD', key('hl', endpoint)) < most
+end
 
 local function forget_delivery(endpoint, event)
   if call('DEL', key('hd', endpoint, event)) == 1 then count_waiting(-1) end

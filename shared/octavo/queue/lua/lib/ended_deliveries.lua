@@ -1,13 +1,18 @@
 --- @include deliveries
--- Deliveries that are given up. An endpoint's latest are known for a while, and may be sent again.
+-- Deliveries that are given up. An endpoint's latest are known for a while, and may be sent again; how many made room for
+-- them is counted.
 local KNOWN_S, MOST_KNOWN = 30 * 86400, 1000
 
 local function trim_failed(endpoint)
   local failed = key('hf', endpoint)
   call('ZREMRANGEBYSCORE', failed, '-inf', NOW - KNOWN_S * 1000)
-  for _, event in ipairs(call('ZRANGE', failed, 0, -MOST_KNOWN - 1)) do
+  local earliest = call('ZRANGE', failed, 0, -MOST_KNOWN - 1)
+  for _, event in ipairs(earliest) do
     call('DEL', key('hd', endpoint, event))
     call('ZREM', failed, event)
+  end
+  if #earliest > 0 and call('EXISTS', key('he', endpoint)) == 1 then
+    call('HINCRBY', key('he', endpoint), 'lost', #earliest)
   end
 end
 

@@ -1,7 +1,8 @@
---- @include deliveries
+--- @include ended_deliveries
 -- Events: each has one id, made of what it tells of, so that noting it again makes no second one.
 
--- Every endpoint of the tenant that names the type gets a delivery.
+-- Every endpoint of the tenant that names the type gets a delivery. Where too many wait, it has failed to the end at
+-- once.
 local function note_event(tenant, kind, of)
   local wanted = call('HGETALL', key('hs', tenant))
   for i = 1, #wanted, 2 do
@@ -9,9 +10,15 @@ local function note_event(tenant, kind, of)
     local delivery = key('hd', endpoint, event)
     if string.find(' ' .. wanted[i + 1] .. ' ', ' ' .. kind .. ' ', 1, true) and call('EXISTS', delivery) == 0 then
       call('HSET', delivery, 'tn', tenant, 'typ', kind, 'of', of, 'at', NOW, 'st', 'waiting', 'n', 0)
-      call('ZADD', key('hq', endpoint), NOW, event)
       count_waiting(1)
-      take_turn(tenant, endpoint)
+      if has_room(tenant, endpoint) then
+        call('ZADD', key('hq', endpoint), NOW, event)
+        take_turn(tenant, endpoint)
+      else
+        call('HSET', delivery, 'ans', 'too_many_waiting')
+        give_up(endpoint, event)
+        trim_failed(endpoint)
+      end
     end
   end
 end

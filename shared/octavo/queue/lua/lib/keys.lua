@@ -72,9 +72,9 @@
 --   P:ks                  ZSET   "<id>", ":<tenant>:<id>" and "@<account>:<id>" of each API key that is not revoked, score 0
 --   P:ka:<id>  P:kas      HASH   tn name ct of a service account; ZSET ":<tenant>:<id>" of each, score 0
 --   P:pj:<tenant>  P:pjs  HASH   name ct arch of a project (when it was archived, ms); ZSET projects by time of creation
---   P:he:<endpoint>       HASH   tn name url typ ct ut ver old off (tenant, name, address, types of events with blanks between,
+--   P:he:<endpoint>       HASH   tn name url typ ct ut ver old off lost (tenant, name, address, types of events with blanks between,
 --                                times created and changed in ms, version of its secret, ms until which the version before
---                                signs too, ms at which it was switched off)
+--                                signs too, ms at which it was switched off, deliveries that failed and made room for others)
 --   P:endpoints           ZSET   all endpoints as P:jobs has jobs
 --   P:hs:<tenant>         HASH   types of events by endpoint, of those that are switched on
 --   P:hd:<endpoint>:<event>  HASH  a delivery: tn typ of at st n due ans tok ft (tenant, type, what the event tells of, ms of

@@ -8,7 +8,7 @@ local function mend_endpoints(ids)
     local hash = key('he', id)
     local tenant, url, types, created, version = unpack(call('HMGET', hash, 'tn', 'url', 'typ', 'ct', 'ver'))
     local is_whole = tenant and url and types and whole_number(created) and whole_number(version)
-    for _, moment in ipairs(call('HMGET', hash, 'ut', 'old', 'off')) do
+    for _, moment in ipairs(call('HMGET', hash, 'ut', 'old', 'off', 'lost')) do
       is_whole = is_whole and (not moment or whole_number(moment))
     end
     if is_whole then
