@@ -188,42 +188,43 @@ struct Block {
       for (int c = 0; c < kChains; ++c) pin(sums[c]);
       const int row = group * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) store(to, row + 8 * half, lane % 4 * 2, half, sums);
-    }
-  }
-
-  __device__ float bias(const Tile& to, int column) const {
-    return a.matrix.bias ? to_float(static_cast<const T*>(a.matrix.bias)[int64_t(to.expert) * a.matrix.columns + column]) : 0.0f;
-  }
-  // A thread's columns of a row: pairs, eight apart.
-  __device__ void store(const Tile& to, int row, int first, int half, const float (&sums)[kChains][kChain / 2]) const {
-    if (row >= to.rows) return;
-    T* out = static_cast<T*>(a.out) + (to.begin + row) * a.out_stride;
+      for (int n = 0; n < kChain / 8; n += 2) {
+        if constexpr (end == End::gated) {
+          store(to, row, to.column + n * 8, [&](int eight, int half, int column) {
+            const int at = (n + eight) * 4 + half * 2;
+            const auto one = [&](int i) {
+              return to_float(gated<T>(sums[0][at + i] + bias(to, column + i), sums[1][at + i] + bias(to, width + column + i),
+                                       a.activation, a.clamped));
+            };
+            return pack<T>(one(0), one(1));
+          });
+        } else {
 #pragma unroll
-    for (int n = 0; n < kChain / 8; ++n) {
-      const int at = n * 4 + half * 2;
-      if constexpr (end == End::gated) {
-        const int column = to.column + first + n * 8;
-        if (column >= width) continue;
-        T pair[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          pair[i] = gated<T>(sums[0][at + i] + bias(to, column + i), sums[1][at + i] + bias(to, width + column + i),
-                             a.activation, a.clamped);
-        store_pair(out + column, pair);
-      } else {
-#pragma unroll
-        for (int c = 0; c < kChains; ++c) {
-          const int column = to.column + c * kChain + first + n * 8;
-          if (column >= width) continue;
-          const T pair[2] = {from_float<T>(sums[c][at] + bias(to, column)), from_float<T>(sums[c][at + 1] + bias(to, column + 1))};
-          store_pair(out + column, pair);
+          for (int c = 0; c < kChains; ++c)
+            store(to, row, to.column + c * kChain + n * 8, [&](int eight, int half, int column) {
+              const int at = (n + eight) * 4 + half * 2;
+              return pack<T>(sums[c][at] + bias(to, column), sums[c][at + 1] + bias(to, column + 1));
+            });
         }
       }
     }
   }
-  __device__ static void store_pair(T* to, const T (&pair)[2]) {
-    *reinterpret_cast<uint32_t*>(to) = reinterpret_cast<const uint32_t&>(pair);
+
+  __device__ float bias(const Tile& to, int column) const {
+    if (!a.matrix.bias || column >= a.matrix.columns) return 0.0f;
+    return to_float(static_cast<const T*>(a.matrix.bias)[int64_t(to.expert) * a.matrix.columns + column]);
+  }
+  // Two eights of columns, from `first` on, of a thread's two rows. `pair` gives those of the eight and half that are its own; four
+  // threads then have whole eights.
+  template <class Pair>
+  __device__ void store(const Tile& to, int row, int first, Pair&& pair) const {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = pair(i / 2, i % 2, first + i / 2 * 8 + threadIdx.x % 4 * 2);
+    transpose_quad(words);
+    const int unit = threadIdx.x % 4, own = row + unit % 2 * 8, column = first + unit / 2 * 8;
+    if (own < to.rows && column < width)
+      store_words(static_cast<T*>(a.out) + (to.begin + own) * a.out_stride + column, words[0], words[1], words[2], words[3]);
   }
 };
 
@@ -255,8 +256,7 @@ cudaError_t launch(Dtype dtype, const ManyArgs& a, int rows, int chosen, cudaStr
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   const int width = end == End::gated ? a.matrix.columns / 2 : a.matrix.columns;
-  if (device.major != 9 || !takes(a.matrix, chosen, a.x, a.x_stride) || width % 2 || a.out_stride % 2 ||
-      reinterpret_cast<uintptr_t>(a.out) % 4)
+  if (device.major != 9 || !takes(a.matrix, chosen, a.x, a.x_stride) || width % 8 || !in_units(a.out, a.out_stride))
     return cudaErrorInvalidValue;
   CUtensorMap map;
   const ExpertMatrix& m = a.matrix;
