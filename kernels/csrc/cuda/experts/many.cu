@@ -18,9 +18,10 @@ constexpr int kConsumers = 2, kTileRows = kConsumers * kRows, kChain = 128, kCha
 constexpr int kManyThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kXBytes = kTileRows * kRowBytes, kChainBytes = kChain * kRowBytes, kStageBytes = kXBytes + kChains * kChainBytes;
 constexpr int kStages = 4;
-constexpr int kFirstTiles = 256, kRingAt = 3072;  // in shared memory: barriers, tiles in front of each expert, the ring
+// In shared memory: barriers, tiles in front of each expert, its first place, the ring.
+constexpr int kFirstTiles = 256, kStarts = kFirstTiles + (kMostExperts + 1) * 4, kRingAt = 5120;
 constexpr int kManyBytes = kRingAt + kStages * kStageBytes + 1024;  // the last for aligning the ring
-static_assert(kFirstTiles + (kMostExperts + 1) * 4 <= kRingAt);
+static_assert(kStarts + (kMostExperts + 1) * 4 <= kRingAt);
 
 enum class End { gated, plain };
 
@@ -59,6 +60,7 @@ struct Block {
 
   __device__ static constexpr int columns() { return end == End::gated ? kChain : kChains * kChain; }
   __device__ int* first_tiles() const { return reinterpret_cast<int*>(shared + kFirstTiles); }
+  __device__ int* starts() const { return reinterpret_cast<int*>(shared + kStarts); }
   __device__ uint32_t x_at(int stage) const { return ring_base + stage * kStageBytes; }
   __device__ uint32_t weights_at(int stage) const { return x_at(stage) + kXBytes; }
   __device__ int along() const { return (width + columns() - 1) / columns(); }
@@ -73,7 +75,8 @@ struct Block {
     int before = 0;
     for (int first = 0; first < a.matrix.experts; first += 32) {
       const int e = first + threadIdx.x;
-      const int rows = e < a.matrix.experts ? __ldcg(a.starts + e + 1) - __ldcg(a.starts + e) : 0;
+      const int start = e < a.matrix.experts ? __ldcg(a.starts + e) : 0;
+      const int rows = e < a.matrix.experts ? __ldcg(a.starts + e + 1) - start : 0;
       const int own = (rows + kTileRows - 1) / kTileRows;
       int sum = own;
 #pragma unroll
@@ -81,10 +84,10 @@ struct Block {
         const int other = __shfl_up_sync(kAll, sum, step);
         if (int(threadIdx.x) >= step) sum += other;
       }
-      if (e < a.matrix.experts) first_tiles()[e] = before + sum - own;
+      if (e < a.matrix.experts) first_tiles()[e] = before + sum - own, starts()[e] = start;
       before += __shfl_sync(kAll, sum, 31);
     }
-    if (threadIdx.x == 0) first_tiles()[a.matrix.experts] = before;
+    if (threadIdx.x == 0) first_tiles()[a.matrix.experts] = before, starts()[a.matrix.experts] = __ldcg(a.starts + a.matrix.experts);
   }
   __device__ int tiles() const { return first_tiles()[a.matrix.experts] * along(); }
   // Of an expert's tiles those with the same weights follow each other.
@@ -96,8 +99,8 @@ struct Block {
       else high = middle - 1;
     }
     const int first = first_tiles()[low], down = first_tiles()[low + 1] - first, of_expert = number - first * along();
-    const int start = __ldcg(a.starts + low), stop = __ldcg(a.starts + low + 1), begin = start + of_expert % down * kTileRows;
-    return {low, begin, min(kTileRows, stop - begin), of_expert / down * columns()};
+    const int begin = starts()[low] + of_expert % down * kTileRows;
+    return {low, begin, min(kTileRows, starts()[low + 1] - begin), of_expert / down * columns()};
   }
 
   __device__ void bring_weights(const CUtensorMap& map, const Tile& to, int at, int stage) const {
@@ -154,10 +157,24 @@ struct Block {
     while (ahead-- > 0) tell();
   }
 
+  // Lets go of a tile's stages as they come.
+  __device__ void pass() {
+    for (int at = 0; at < stages(); ++at) {
+      ring.await_full();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive_once(ring.empty_now());
+      ring.advance();
+    }
+  }
+
   __device__ void compute() {
     const int group = uniform(threadIdx.x / kWarpgroup) - 1, lane = threadIdx.x % 32;
     for (int number = blockIdx.x; number < tiles(); number += gridDim.x) {
       const Tile to = tile(number);
+      if (group * kRows >= to.rows) {  // the other one has the tensor cores to itself
+        pass();
+        continue;
+      }
       float sums[kChains][kChain / 2];
 #pragma unroll
       for (int c = 0; c < kChains; ++c)
