@@ -17,8 +17,9 @@ CATCHERS = FOLDER / "catchers.json"
 class Defect:
     """`file` with `text`, which occurs there once, replaced by `instead`. `tests` are files, `only` is pytest's -k.
 
-    `full` is the one test that notices it where none of the quick tier does. `mark` is pytest's -m: tests that need the
-    CUDA compiler run only where they are asked for. `unchanged` says why a defect changes no behaviour; it has no tests.
+    `full` is the one test that notices it where none of the quick tier does. `mark` is pytest's -m: tests that
+    need the CUDA compiler run only where they are asked for. `unchanged` says why a defect changes no behaviour; it has
+    no tests.
     """
 
     area: str

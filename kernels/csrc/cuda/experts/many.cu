@@ -18,9 +18,10 @@ constexpr int kConsumers = 2, kTileRows = kConsumers * kRows, kChain = 128, kCha
 constexpr int kManyThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kXBytes = kTileRows * kRowBytes, kChainBytes = kChain * kRowBytes, kStageBytes = kXBytes + kChains * kChainBytes;
 constexpr int kStages = 4;
-constexpr int kFirstTiles = 256, kRingAt = 3072;  // in shared memory: barriers, tiles in front of each expert, the ring
+// In shared memory: barriers, tiles in front of each expert, its first place, the ring.
+constexpr int kFirstTiles = 256, kStarts = kFirstTiles + (kMostExperts + 1) * 4, kRingAt = 5120;
 constexpr int kManyBytes = kRingAt + kStages * kStageBytes + 1024;  // the last for aligning the ring
-static_assert(kFirstTiles + (kMostExperts + 1) * 4 <= kRingAt);
+static_assert(kStarts + (kMostExperts + 1) * 4 <= kRingAt);
 
 enum class End { gated, plain };
 
@@ -59,6 +60,7 @@ struct Block {
 
   __device__ static constexpr int columns() { return end == End::gated ? kChain : kChains * kChain; }
   __device__ int* first_tiles() const { return reinterpret_cast<int*>(shared + kFirstTiles); }
+  __device__ int* starts() const { return reinterpret_cast<int*>(shared + kStarts); }
   __device__ uint32_t x_at(int stage) const { return ring_base + stage * kStageBytes; }
   __device__ uint32_t weights_at(int stage) const { return x_at(stage) + kXBytes; }
   __device__ int along() const { return (width + columns() - 1) / columns(); }
@@ -73,7 +75,8 @@ struct Block {
     int before = 0;
     for (int first = 0; first < a.matrix.experts; first += 32) {
       const int e = first + threadIdx.x;
-      const int rows = e < a.matrix.experts ? __ldcg(a.starts + e + 1) - __ldcg(a.starts + e) : 0;
+      const int start = e < a.matrix.experts ? __ldcg(a.starts + e) : 0;
+      const int rows = e < a.matrix.experts ? __ldcg(a.starts + e + 1) - start : 0;
       const int own = (rows + kTileRows - 1) / kTileRows;
       int sum = own;
 #pragma unroll
@@ -81,10 +84,10 @@ struct Block {
         const int other = __shfl_up_sync(kAll, sum, step);
         if (int(threadIdx.x) >= step) sum += other;
       }
-      if (e < a.matrix.experts) first_tiles()[e] = before + sum - own;
+      if (e < a.matrix.experts) first_tiles()[e] = before + sum - own, starts()[e] = start;
       before += __shfl_sync(kAll, sum, 31);
     }
-    if (threadIdx.x == 0) first_tiles()[a.matrix.experts] = before;
+    if (threadIdx.x == 0) first_tiles()[a.matrix.experts] = before, starts()[a.matrix.experts] = __ldcg(a.starts + a.matrix.experts);
   }
   __device__ int tiles() const { return first_tiles()[a.matrix.experts] * along(); }
   // Of an expert's tiles those with the same weights follow each other.
@@ -96,8 +99,8 @@ struct Block {
       else high = middle - 1;
     }
     const int first = first_tiles()[low], down = first_tiles()[low + 1] - first, of_expert = number - first * along();
-    const int start = __ldcg(a.starts + low), stop = __ldcg(a.starts + low + 1), begin = start + of_expert % down * kTileRows;
-    return {low, begin, min(kTileRows, stop - begin), of_expert / down * columns()};
+    const int begin = starts()[low] + of_expert % down * kTileRows;
+    return {low, begin, min(kTileRows, starts()[low + 1] - begin), of_expert / down * columns()};
   }
 
   __device__ void bring_weights(const CUtensorMap& map, const Tile& to, int at, int stage) const {
@@ -154,10 +157,24 @@ struct Block {
     while (ahead-- > 0) tell();
   }
 
+  // Lets go of a tile's stages as they come.
+  __device__ void pass() {
+    for (int at = 0; at < stages(); ++at) {
+      ring.await_full();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive_once(ring.empty_now());
+      ring.advance();
+    }
+  }
+
   __device__ void compute() {
     const int group = uniform(threadIdx.x / kWarpgroup) - 1, lane = threadIdx.x % 32;
     for (int number = blockIdx.x; number < tiles(); number += gridDim.x) {
       const Tile to = tile(number);
+      if (group * kRows >= to.rows) {  // the other one has the tensor cores to itself
+        pass();
+        continue;
+      }
       float sums[kChains][kChain / 2];
 #pragma unroll
       for (int c = 0; c < kChains; ++c)
@@ -188,42 +205,43 @@ struct Block {
       for (int c = 0; c < kChains; ++c) pin(sums[c]);
       const int row = group * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) store(to, row + 8 * half, lane % 4 * 2, half, sums);
-    }
-  }
-
-  __device__ float bias(const Tile& to, int column) const {
-    return a.matrix.bias ? to_float(static_cast<const T*>(a.matrix.bias)[int64_t(to.expert) * a.matrix.columns + column]) : 0.0f;
-  }
-  // A thread's columns of a row: pairs, eight apart.
-  __device__ void store(const Tile& to, int row, int first, int half, const float (&sums)[kChains][kChain / 2]) const {
-    if (row >= to.rows) return;
-    T* out = static_cast<T*>(a.out) + (to.begin + row) * a.out_stride;
+      for (int n = 0; n < kChain / 8; n += 2) {
+        if constexpr (end == End::gated) {
+          store(to, row, to.column + n * 8, [&](int eight, int half, int column) {
+            const int at = (n + eight) * 4 + half * 2;
+            const auto one = [&](int i) {
+              return to_float(gated<T>(sums[0][at + i] + bias(to, column + i), sums[1][at + i] + bias(to, width + column + i),
+                                       a.activation, a.clamped));
+            };
+            return pack<T>(one(0), one(1));
+          });
+        } else {
 #pragma unroll
-    for (int n = 0; n < kChain / 8; ++n) {
-      const int at = n * 4 + half * 2;
-      if constexpr (end == End::gated) {
-        const int column = to.column + first + n * 8;
-        if (column >= width) continue;
-        T pair[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          pair[i] = gated<T>(sums[0][at + i] + bias(to, column + i), sums[1][at + i] + bias(to, width + column + i),
-                             a.activation, a.clamped);
-        store_pair(out + column, pair);
-      } else {
-#pragma unroll
-        for (int c = 0; c < kChains; ++c) {
-          const int column = to.column + c * kChain + first + n * 8;
-          if (column >= width) continue;
-          const T pair[2] = {from_float<T>(sums[c][at] + bias(to, column)), from_float<T>(sums[c][at + 1] + bias(to, column + 1))};
-          store_pair(out + column, pair);
+          for (int c = 0; c < kChains; ++c)
+            store(to, row, to.column + c * kChain + n * 8, [&](int eight, int half, int column) {
+              const int at = (n + eight) * 4 + half * 2;
+              return pack<T>(sums[c][at] + bias(to, column), sums[c][at + 1] + bias(to, column + 1));
+            });
         }
       }
     }
   }
-  __device__ static void store_pair(T* to, const T (&pair)[2]) {
-    *reinterpret_cast<uint32_t*>(to) = reinterpret_cast<const uint32_t&>(pair);
+
+  __device__ float bias(const Tile& to, int column) const {
+    if (!a.matrix.bias || column >= a.matrix.columns) return 0.0f;
+    return to_float(static_cast<const T*>(a.matrix.bias)[int64_t(to.expert) * a.matrix.columns + column]);
+  }
+  // Two eights of columns, from `first` on, of a thread's two rows. `pair` gives those of the eight and half that are its own; four
+  // threads then have whole eights.
+  template <class Pair>
+  __device__ void store(const Tile& to, int row, int first, Pair&& pair) const {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = pair(i / 2, i % 2, first + i / 2 * 8 + threadIdx.x % 4 * 2);
+    transpose_quad(words);
+    const int unit = threadIdx.x % 4, own = row + unit % 2 * 8, column = first + unit / 2 * 8;
+    if (own < to.rows && column < width)
+      store_words(static_cast<T*>(a.out) + (to.begin + own) * a.out_stride + column, words[0], words[1], words[2], words[3]);
   }
 };
 
@@ -255,8 +273,7 @@ cudaError_t launch(Dtype dtype, const ManyArgs& a, int rows, int chosen, cudaStr
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   const int width = end == End::gated ? a.matrix.columns / 2 : a.matrix.columns;
-  if (device.major != 9 || !takes(a.matrix, chosen, a.x, a.x_stride) || width % 2 || a.out_stride % 2 ||
-      reinterpret_cast<uintptr_t>(a.out) % 4)
+  if (device.major != 9 || !takes(a.matrix, chosen, a.x, a.x_stride) || width % 8 || !in_units(a.out, a.out_stride))
     return cudaErrorInvalidValue;
   CUtensorMap map;
   const ExpertMatrix& m = a.matrix;

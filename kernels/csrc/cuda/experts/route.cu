@@ -31,6 +31,7 @@ struct Slice {
   const int warp, lane, vectors;
   const int first_output;  // of this warp
   float weights[kOutputs][kHeldVectors * kVector];
+  uint4 scales[kHeldVectors];
 
   __device__ Slice(const RouteArgs& args, char* shared, int slice)
       : a(args), rows(reinterpret_cast<uint4*>(shared)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
@@ -58,32 +59,54 @@ struct Slice {
     }
   }
 
-  // A warp's row into shared memory; its norm, which the first slice also stores.
-  __device__ void take_row(int64_t row, bool stores) const {
+  // Weights of the norm of a warp's row, from the vector `begin` on.
+  __device__ void load_scales(int begin) {
+#pragma unroll
+    for (int i = 0; i < kHeldVectors; ++i) {
+      const int at = begin + i * 32 + lane;
+      if (a.norm && at < vectors) scales[i] = static_cast<const uint4*>(a.norm)[at];
+    }
+  }
+  // A warp's row into shared memory; its norm, which the first slice also stores. Loads are made many at a time.
+  __device__ void take_row(int64_t row, bool stores) {
     const uint4* from = reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + row * a.x_stride);
     uint4* to = rows + warp * vectors;
     float own[2] = {};  // sums of squares, of 32 vectors each, as norm.cu adds them up
-    for (int first = 0; first < vectors; first += 32) {
-      const bool there = first + lane < vectors;
-      const uint4 raw = there ? __ldcg(from + first + lane) : make_uint4(0, 0, 0, 0);
-      if (there) to[first + lane] = raw;
-      if (!a.norm) continue;
-      float x[kVector];
-      widen<T>(raw, x);
-      const float sum = warp_sum(sum_of_squares(x));
-      if (first / 32 % 32 == lane) own[first / 1024] = sum;
+    for (int begin = 0; begin < vectors; begin += kHeldVectors * 32) {
+      uint4 raw[kHeldVectors];
+#pragma unroll
+      for (int i = 0; i < kHeldVectors; ++i) {
+        const int at = begin + i * 32 + lane;
+        raw[i] = at < vectors ? __ldcg(from + at) : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (int i = 0; i < kHeldVectors; ++i) {
+        const int first = begin + i * 32;
+        if (first + lane < vectors) to[first + lane] = raw[i];
+        if (!a.norm) continue;
+        float x[kVector];
+        widen<T>(raw[i], x);
+        const float sum = warp_sum(sum_of_squares(x));
+        if (first / 32 == lane) own[0] = sum;
+        if (first / 32 == lane + 32) own[1] = sum;
+      }
     }
     if (!a.norm) return;
     const float inverse = inverse_rms(warp_sum(own[0] + own[1]), a.width, a.eps);
-    const uint4* scales = static_cast<const uint4*>(a.norm);
     uint4* out = reinterpret_cast<uint4*>(static_cast<T*>(a.normed) + row * a.normed_stride);
-    for (int at = lane; at < vectors; at += 32) {
-      float x[kVector], scale[kVector];
-      widen<T>(to[at], x), widen<T>(scales[at], scale);
+    for (int begin = 0; begin < vectors; begin += kHeldVectors * 32) {
+      if (begin > 0) load_scales(begin);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) x[i] = x[i] * inverse * (scale[i] + a.offset);
-      to[at] = narrow<T>(x);
-      if (stores) out[at] = to[at];
+      for (int i = 0; i < kHeldVectors; ++i) {
+        const int at = begin + i * 32 + lane;
+        if (at >= vectors) continue;
+        float x[kVector], scale[kVector];
+        widen<T>(to[at], x), widen<T>(scales[i], scale);
+#pragma unroll
+        for (int n = 0; n < kVector; ++n) x[n] = x[n] * inverse * (scale[n] + a.offset);
+        to[at] = narrow<T>(x);
+        if (stores) out[at] = to[at];
+      }
     }
   }
 
@@ -171,6 +194,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int count = min(cut.group_rows, int(a.rows - row));
   Slice<T, kOutputs> own(a, shared, slice);
   own.load(0);
+  if (own.warp < count) own.load_scales(0);
   wait_for_previous_kernel();
   launch_next_kernel();
   if (own.warp < count) own.take_row(row + own.warp, slice == 0);

@@ -250,6 +250,11 @@ inline uint32_t load_word(const void* global) {
   std::memcpy(&v, global, 4);
   return v;
 }
+inline void store_words(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  if (reinterpret_cast<uintptr_t>(to) % 16) emulator::fail("a store of 16 bytes that are not aligned");
+  const uint32_t words[4] = {a, b, c, d};
+  std::memcpy(to, words, 16);
+}
 inline void commit_copies() { emulator::current->copies.emplace_back(); }
 template <int kPending>
 void wait_copies() {

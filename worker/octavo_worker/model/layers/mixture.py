@@ -96,6 +96,12 @@ class Mixture(Linear):
     def nbytes(self) -> int:
         return sum(linear.nbytes for linear in self.products().values())
 
+    def step_bytes(self, rows: int) -> int:
+        """Bytes of what the experts make of so many rows, on a GPU."""
+        up, down, routing = self.up.experts().weight, self.down.experts().weight, self.router.routing
+        columns = len(up) // 2 + len(down)
+        return rows * routing.chosen * (columns // routing.experts) * up.itemsize
+
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         if x.rows.is_cuda:
             return self._apply_on_gpu(x, x.rows.new_empty(x.rows.shape) if out is None else out, residual)

@@ -6,7 +6,9 @@ import torch
 
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CausalModel
+from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError
+from octavo_worker.model.layers.mixture import ExpertMlp
 from octavo_worker.model.stage import STAGE_BYTES
 from octavo_worker.runner.cuda.plans import AttentionPlans
 
@@ -31,12 +33,22 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 
 
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int:
-    """Logits of a full batch in the model's dtype and in float32, in a graph and outside of one; partial results of
-    attention; block tables; the copies of host blocks; and a constant for the rest."""
+    """Logits of a full batch in the model's dtype and in float32, and what experts make of its rows, both in a graph
+    and outside of one; partial results of attention; block tables; the copies of host blocks; and a constant for the
+    rest."""
     logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
     partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len) for m in (model, *others))
     tables = (
         (options.max_running * (1 + len(others)) + options.most_samples) * -(-max_model_len // options.block_size) * 4
     )
     staged = STAGE_BYTES if options.host_cache_bytes else 0
-    return logits + partial + tables + staged + WORKSPACE
+    experts = 2 * expert_bytes(model)
+    return logits + experts + partial + tables + staged + WORKSPACE
+
+
+def expert_bytes(model: CausalModel) -> int:
+    """Bytes of what the experts of one layer make of as many rows as there are buffers for, on their way to the sum."""
+    if not isinstance(model, Decoder):
+        return 0
+    rows, blocks = len(model.buffers.hidden), model.layers.blocks
+    return max((block.mlp.mixture.step_bytes(rows) for block in blocks if isinstance(block.mlp, ExpertMlp)), default=0)
