@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 KERNELS := $(shell find kernels -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu*' -o -name '*.py' -o -name '*.t*ml' -o -name 'CMakeLists.txt' \))
 
 # What computes shares the cores, and what waits runs beside it.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install demo test test-full compiled lint style types quick full bench kernels clean
 help:

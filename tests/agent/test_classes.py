@@ -82,6 +82,7 @@ def test_higher_jobs_run_while_batch_jobs_hold_all_rows(queue: Queue, start: Sta
     check(queue, low)
 
 
+@pytest.mark.full
 def test_a_high_job_runs_while_batch_jobs_hold_all_blocks(queue: Queue, start: Start) -> None:
     worker = start(num_blocks=160)
     low = fill(queue, ROWS)
@@ -90,6 +91,7 @@ def test_a_high_job_runs_while_batch_jobs_hold_all_blocks(queue: Queue, start: S
     check(queue, low)
 
 
+@pytest.mark.full
 def test_another_tenant_runs_while_one_holds_all_rows(queue: Queue, start: Start) -> None:
     start()
     mine = fill(queue, ROWS, tenant="mine")
@@ -97,6 +99,7 @@ def test_another_tenant_runs_while_one_holds_all_rows(queue: Queue, start: Start
     check(queue, mine)
 
 
+@pytest.mark.full
 def test_a_takeover_of_batch_jobs_shuts_out_no_high_job(queue: Queue, start: Start) -> None:
     first = start(0)
     low = fill(queue, ROWS)

@@ -69,6 +69,7 @@ def test_killed_engine_passes_its_jobs_on_at_once(queue: Queue, start_worker):
     eventually(lambda: (info := victim.info()) is not None and info.stats.free_blocks > 0)
 
 
+@pytest.mark.full
 def test_lone_worker_restarts_its_engine_and_goes_on(queue: Queue, start_worker):
     worker = start_worker(SLOW, lease=10.0).wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(100))
@@ -162,6 +163,7 @@ def test_cancel_between_two_owners(queue: Queue, start_worker):
     assert list(result.token_ids) == expected(list(PROMPT), len(result.token_ids))
 
 
+@pytest.mark.full
 def test_server_killed_and_restarted_in_mid_run(tmp_path: Path, start_worker):
     with killable_server(tmp_path) as server, redis.Redis.from_url(server.url) as connection:
         queue = known_queue(connection)
@@ -176,6 +178,7 @@ def test_server_killed_and_restarted_in_mid_run(tmp_path: Path, start_worker):
         assert all(worker.process.poll() is None for worker in workers)
 
 
+@pytest.mark.full
 async def test_server_that_forgets_its_last_second(tmp_path: Path, start_worker):
     """Also jobs that were accepted in it, and ends that were told; readers notice nothing of it."""
     with killable_server(tmp_path) as server, redis.Redis.from_url(server.url) as connection:
@@ -220,6 +223,7 @@ async def heard(job: AsyncJob) -> list[int]:
     return [token async for event in job.stream() for token in event.token_ids]
 
 
+@pytest.mark.full
 def test_tokens_that_the_server_lost_are_sent_again(queue: Queue, start_worker):
     start_worker(SLOW).wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(200, n=2))
@@ -232,6 +236,7 @@ def test_tokens_that_the_server_lost_are_sent_again(queue: Queue, start_worker):
     assert [list(sequence.token_ids) for sequence in result.sequences] == wanted
 
 
+@pytest.mark.full
 def test_poison_is_quarantined_and_dead_lettered_while_innocents_finish(queue: Queue, start_worker):
     poison = queue.submit((666, 1, 2), sampling=sampling(50))
     jobs = submit_many(queue, 5, 40)
@@ -298,6 +303,7 @@ def queue_url(queue: Queue) -> str:
     return f"redis://{options['host']}:{options['port']}/{options.get('db', 0)}"
 
 
+@pytest.mark.full
 def test_hung_engine_is_killed_by_the_watchdog(queue: Queue, start_worker):
     worker = start_worker(SLOW, watchdog=0.5).wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(100))
@@ -317,6 +323,7 @@ def test_worker_waits_for_a_server_that_is_not_there_yet(tmp_path: Path, start_w
         assert worker.process.poll() is None
 
 
+@pytest.mark.full
 def test_worker_waits_for_a_server_that_still_loads(tmp_path: Path, start_worker):
     with loading_server(tmp_path / "data") as url:
         worker = start_worker(url=url)
@@ -335,6 +342,7 @@ def test_model_that_is_not_there_ends_the_worker_with_one_clear_message(start_wo
     assert "Traceback" not in worker.log
 
 
+@pytest.mark.full
 def test_engine_that_cannot_load_is_not_started_again_however_slowly_it_exits(queue: Queue, start_worker):
     worker = start_worker("refuse=600")
     assert worker.wait() == 1

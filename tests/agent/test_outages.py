@@ -78,6 +78,7 @@ class Proxy:
                         other.sendall(data)
 
 
+@pytest.mark.full
 def test_a_takeover_survives_a_connection_that_goes_dead(queue, redis_url, start_worker):
     first = start_worker("step_seconds=0.01").wait_ready()
     job = queue.submit(PROMPT, sampling=sampling(300))

@@ -25,7 +25,7 @@ def start(url: str, log: Path, **options: int) -> WorkerProcess:
     return WorkerProcess(url, log, model="demo", threads=1, **fixed | options)
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_the_next_worker_goes_on_with_the_same_tokens(victim: str, tmp_path: Path):
     """In smaller blocks, on which no token depends."""

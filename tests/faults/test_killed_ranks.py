@@ -104,7 +104,7 @@ def is_gone(process: psutil.Process) -> bool:
         return True
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_loss_of_a_rank_changes_no_byte_of_any_stream(scene: Scene, victim: int, number: signal.Signals) -> None:

@@ -77,6 +77,7 @@ async def collect(connection: redis.asyncio.Redis, history: History, fleet: Flee
     history.immortal_keys = {name.removeprefix(f"{keys.prefix}:") for name in endless}
 
 
+@pytest.mark.full
 async def test_kills_and_pauses_of_workers_and_server_leave_no_trace(tmp_path: Path) -> None:
     random.seed(20)
     jobs, rounds = size(600, quick=200), size(12, quick=4)

@@ -69,7 +69,7 @@ def assert_undisturbed(readers: list[Reader]) -> None:
         assert reader.tokens == expected([10 + number, 5], LONG)
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 def test_a_killed_workers_jobs_go_on_elsewhere(servers: Servers, tmp_path: Path) -> None:
     with connect_sync(servers.url) as connection, Client(servers.url) as client, ExitStack() as stack:
         known_queue(connection)
@@ -101,7 +101,7 @@ def diagnose(url: str, code: int = 0) -> dict[str, dict[str, str]]:
     return {finding["name"]: finding for finding in json.loads(result.stdout)["findings"]}
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 @pytest.mark.parametrize("servers", [kind for kind in kinds() if not kind.startswith("alone")], indirect=True)
 def test_jobs_outlive_the_server_that_they_were_on(servers: Servers, tmp_path: Path) -> None:
     assert servers.fail_over is not None

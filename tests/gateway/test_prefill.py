@@ -137,6 +137,7 @@ async def test_lines_of_a_batch_go_on(http, worker, redis_url, tmp_path):
     assert [request.continue_final_message for request in worker.seen] == [True, True]
 
 
+@pytest.mark.full
 async def test_a_worker_that_is_killed_in_mid_answer_is_not_noticed(
     ai: openai.AsyncOpenAI, http: httpx.AsyncClient, redis_url: str, start_model: Any
 ) -> None:

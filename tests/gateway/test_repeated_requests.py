@@ -197,6 +197,7 @@ async def test_a_repeat_goes_on_where_its_gateway_was_killed(
         assert len(worker.seen) == 1
 
 
+@pytest.mark.full
 async def test_a_repeat_goes_on_where_its_worker_was_killed(
     http: httpx.AsyncClient, redis_url: str, start_model: Callable[..., Any]
 ) -> None:

@@ -111,7 +111,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": [{**call, "id": None} for call in message["tool_calls"]]}
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["hermes", "harmony", "qwen3_coder"])
 async def test_a_worker_that_is_killed_inside_a_call_is_not_noticed(ai, start_model, redis_url, name):
     undisturbed, message = await disturbed(ai, redis_url, start_model, name, ANSWERS[name].text, tools=TOOLS)

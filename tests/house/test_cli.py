@@ -308,6 +308,7 @@ def test_batch_answers_both_kinds_of_lines_and_reports_bad_ones(cli: Cli, tmp_pa
     assert "colour" in json.dumps(answers["unknown"]["response"]["body"])
 
 
+@pytest.mark.full
 def test_a_batch_killed_in_the_middle_goes_on_and_generates_nothing_twice(cli: Cli, tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [{"custom_id": f"n{i}", "prompt": f"Line {i}", "max_tokens": 40, "ignore_eos": True} for i in range(60)]

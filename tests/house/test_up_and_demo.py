@@ -29,6 +29,7 @@ def test_ctrl_c_ends_every_process_and_the_next_start_finds_the_jobs(tmp_path: P
         second.stop()
 
 
+@pytest.mark.full
 def test_killing_up_takes_everything_with_it(tmp_path: Path) -> None:
     running = start_up(Cli(tmp_path), workers=1)
     family = psutil.Process(running.process.pid).children(recursive=True)

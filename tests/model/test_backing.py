@@ -58,6 +58,7 @@ def test_stays_ahead_of_what_is_in_use_and_takes_no_more(pool: Tensor) -> None:
     assert _backed_blocks(pool) == BLOCKS
 
 
+@pytest.mark.full
 def test_what_a_block_holds_stays(pool: Tensor) -> None:
     pool[:4] = 7
     backing = Backing(pool)

@@ -215,6 +215,7 @@ def test_a_revoked_task_cancels_its_job(running: Any, client: Client, terminate:
         task.get(timeout=STALL_S)
 
 
+@pytest.mark.full
 def test_a_task_that_expires_cancels_its_job(running: Any, client: Client) -> None:
     task, job_id = running(expires=12)
     eventually(lambda: has_ended(client, job_id, JobStatus.CANCELLED))
