@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from buckets import level_in
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -142,6 +143,8 @@ class TenantMachine(RuleBasedStateMachine):
         self.world.limit(tenant=name, tokens_per_day=limit, tokens_per_day_capacity=capacity)
         if tenant.capacity is None or capacity is None:
             tenant.level = 1e9  # a new bucket is full
+        else:
+            tenant.level = min(tenant.level, tenant.capacity)  # it filled up to that before the change
         tenant.capacity = capacity
 
     @rule(name=st.sampled_from(TENANTS), running=st.sampled_from([None, 1, 2]))
@@ -237,7 +240,7 @@ class TenantMachine(RuleBasedStateMachine):
         if tenant.capacity is None:
             assert stored is None
             return
-        level = float(stored.split()[0]) if stored else tenant.capacity
+        level = level_in(stored) if stored else tenant.capacity
         assert min(level, tenant.capacity) == pytest.approx(min(tenant.level, tenant.capacity), abs=ALMOST), name
 
     def _check_account(self, name: str, tenant: Tenant) -> None:

@@ -49,11 +49,13 @@ local function serve()
   end
   --- @include turns
 
+  local is_more = false  -- a tenant of which something was taken has more
+
   -- `virtual_time` is that of a tenant whose turn it was in a class.
   local function take(id, job, lane, virtual_time, risen)
     if job.lane == job.cls then
       if virtual_time then call('SET', key('V', job.cls, model), virtual_time, 'EX', 86400) end
-      leave_queue(id, job, price_of(job, tonumber(job.cost)))
+      is_more = leave_queue(id, job, price_of(job, tonumber(job.cost))) or is_more
     else
       leave_queue(id, job, 0)
     end
@@ -161,6 +163,7 @@ local function serve()
 
   -- Whether others may take of it: not while all that is left is of tenants at their caps.
   local function is_work_left()
+    if is_more then return true end
     if count_left() <= 0 then return false end
     return call('EXISTS', key('parked', model)) == 0 or lanes[1] ~= nil
       or call('EXISTS', key('v', 'high', model), key('v', 'normal', model), key('v', 'batch', model)) > 0

@@ -76,11 +76,12 @@ if next(limits) then
   if refusal then return refusal[1] == 'full' and full(unpack(refusal, 2)) or refusal end
   local buckets = drawn_on(scopes, limits, new.cost, new.batch)
   if buckets[1] then
-    refill_all(tenant, buckets)
+    local ahead = refill_all(tenant, buckets)
     local lacking, wait = lacking_in(buckets)
     if lacking and not new.again then
-      thaw(tenant, buckets)
-      return {'limited', lacking.name, scopes[lacking.scope], lacking.capacity, lacking.takes, wait, unpack(rates_of(buckets))}
+      store(tenant, ahead)  -- a refusal changes nothing else: these would be frozen
+      local limit, scope = BUCKETS[lacking.kind], scopes[lacking.scope]
+      return {'limited', limit, scope, lacking.capacity, lacking.takes, wait, unpack(rates_of(buckets))}
     end
     charged = draw(tenant, buckets)
     rates = rates_of(buckets)

@@ -16,9 +16,17 @@ local function write_end(id, entry, ending, result)
   end
 end
 
+-- As `fields` has it, in one table that need not grow.
 local function job_to_end(id)
-  return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries')
+  local found = redis.pcall('HMGET', key('j', id), 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est',
+    'cost', 'idem', 'ret', 'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries')
+  if is_error(found) then return {} end
+  return {
+    st = found[1], tok = found[2], ftok = found[3], mdl = found[4], tn = found[5], cls = found[6],
+    lane = found[7], n = found[8], ep = found[9], bytes = found[10], est = found[11], cost = found[12],
+    idem = found[13], ret = found[14], gw = found[15], ct = found[16], run = found[17], bt = found[18],
+    nf = found[19], chg = found[20], key = found[21], sts = found[22], w = found[23], tries = found[24],
+  }
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
@@ -65,12 +73,12 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
   else
     call('EXPIRE', key('t', id), result_s)
   end
-  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg'}
-  if not redrivable then gone[#gone + 1] = 'body' end
-  -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
-  if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then gone[#gone + 1] = 'run' end
+  local hash = key('j', id)
   call('HSET', hash, 'st', status, 'ft', NOW, unpack(facts))
-  call('HDEL', hash, unpack(gone))
+  local request = redrivable and 'chg' or 'body'  -- goes too unless it may be asked again
+  call('HDEL', hash, 'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg', request)
+  -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
+  if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then call('HDEL', hash, 'run') end
   if not is_kept then
     call('EXPIRE', hash, result_s)
     if job.idem then call('EXPIRE', key('i', job.tn, job.idem), idempotency_s) end

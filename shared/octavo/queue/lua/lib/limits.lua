@@ -7,16 +7,16 @@ local function scopes_of(model, api_key)
   return {'*', 'm ' .. model, 'k ' .. (api_key or '')}
 end
 
+local function limits_in(text)
+  local found = {}
+  for name, value in string.gmatch(text, ' ([%l_]+)=(%d+)') do found[name] = tonumber(value) end
+  return found
+end
+
 -- Limits of each scope by name; none of a scope without any.
 local function limits_of(tenant, scopes)
   local texts, limits = call('HMGET', key('lim', tenant), unpack(scopes)), {}
-  for i = 1, #scopes do
-    if texts[i] then
-      local found = {}
-      for name, value in string.gmatch(texts[i], ' ([%l_]+)=(%d+)') do found[name] = tonumber(value) end
-      limits[i] = found
-    end
-  end
+  for i = 1, #scopes do limits[i] = texts[i] and limits_in(texts[i]) or nil end
   return limits
 end
 
