@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from math import inf, nan
 from typing import Any
 
 import pytest
 from buckets import bucket, level_in, time_in
 
+from octavo.queue import wire
 from octavo.queue.calls import Call
 from octavo.queue.protocol import LineOfBatch
 from octavo.queue.tenants.limits import Scope, read_limits
@@ -67,10 +69,41 @@ def test_waiting_jobs_of_a_model_and_waiting_bytes_have_caps(world: Any, request
     world.enqueue(tenant="other")
 
 
+def test_waiting_jobs_of_a_key_have_a_cap(world: Any) -> None:
+    def waiting() -> int:
+        return int(world.redis.hget(f"{world.keys.prefix}:q:acme", "waiting k k1") or 0)
+
+    world.limit(scope=Scope("key", "k1"), waiting=2)
+    call = world.enqueue_call(key_id="k1")
+    for _ in range(2):
+        first = world.run(call).job_id
+    world.enqueue(key_id="k2")
+    second = world.enqueue(key_id="k1")
+    with pytest.raises(QueueFull, match="queued jobs"):
+        world.enqueue(key_id="k1")
+    world.enqueue(key_id="k2")
+    world.run(world.cell.cancel(second))
+    claim = world.claim_one()
+    assert (claim.job_id, waiting()) == (first, 0)
+    world.run(world.cell.release([(first, claim.token)]))
+    for _ in range(2):
+        world.enqueue(key_id="k1")
+    world.redis.hdel(f"{world.keys.prefix}:q:acme", "waiting k k1")
+    world.run(Call("mend", (world.keys.prefix,), (), bool))
+    assert waiting() == 2
+    with pytest.raises(QueueFull):
+        world.enqueue(key_id="k1")
+    while jobs := world.claim(max_jobs=10).jobs:
+        for one in jobs:
+            world.finish(one, tokens=0)
+    assert not world.redis.exists(f"{world.keys.prefix}:q:acme")
+
+
 def test_attachments_count_for_as_long_as_they_are_stored(world: Any) -> None:
     def stored() -> int:
         return int(world.redis.hget(f"{world.keys.prefix}:q:acme", "stored") or 0)
 
+    result = len(wire.encode_result(Terminal(status=JobStatus.COMPLETED, usage=Usage(prompt_tokens=3)), []))
     world.limit(stored_bytes=10)
     call = world.enqueue_call(attachment=b"x" * 6)
     for _ in range(2):
@@ -78,14 +111,21 @@ def test_attachments_count_for_as_long_as_they_are_stored(world: Any) -> None:
     with pytest.raises(QueueFull, match="stored"):
         world.enqueue(attachment=b"x" * 5)
     world.enqueue()
-    world.finish(world.claim_one(), tokens=0)
-    assert stored() == 6
+    for _ in range(2):
+        world.finish(world.claim_one(), tokens=0)
+    assert stored() == 6 + result
+    world.limit(stored_bytes=10 + result)
     erased = world.enqueue(attachment=b"x" * 4)
     world.run(world.cell.erase(erased))
-    assert stored() == 6
+    assert stored() == 6 + result
+    running = world.enqueue(attachment=b"x" * 4)
+    claim = world.claim_one()
+    world.run(world.cell.erase(running))
+    world.finish(claim, tokens=0)
+    assert stored() == 6 + result
     world.redis.hset(f"{world.keys.prefix}:q:acme", "stored", 3)
     world.run(Call("mend", (world.keys.prefix,), (), bool))
-    assert stored() == 6
+    assert stored() == 6 + result
     for _ in range(2):
         world.redis.zadd(f"{world.keys.prefix}:x", {f"{ended} acme": 1})
         world.reap()
@@ -173,6 +213,51 @@ def test_a_retry_at_the_time_that_was_told_is_accepted_and_no_earlier_one(world:
         world.enqueue()
     world.redis.hset(world.keys.buckets("acme"), DAY, bucket(level_in(stored), time_in(stored) - wait_ms))
     world.enqueue()
+
+
+def test_jobs_that_are_refused_are_told_times_at_which_each_is_accepted(world: Any) -> None:
+    cost = cost_of(world, world.enqueue(tenant="other"))
+    each_ms = 50
+    world.limit(tokens_per_minute=cost * 60_000 // each_ms, tokens_per_minute_capacity=cost * 100)
+    world.redis.hset(world.keys.buckets("acme"), MINUTE, bucket(0, time.time() * 1000))
+    due = []
+    for _ in range(6):
+        with pytest.raises(RateLimited) as refused:
+            world.enqueue()
+        due.append(time.time() + refused.value.retry_after_s)
+    assert all(later - sooner > 0.8 * each_ms / 1000 for sooner, later in pairwise(due))
+    for at in due:
+        time.sleep(max(0.0, at - time.time()))
+        world.enqueue()
+
+
+def test_a_client_that_does_not_wait_keeps_others_waiting_no_longer_than_the_bucket_takes_to_fill(world: Any) -> None:
+    cost = cost_of(world, world.enqueue(tenant="other"))
+    world.limit(tokens_per_minute=cost, tokens_per_minute_capacity=cost * 2)
+    world.redis.hset(world.keys.buckets("acme"), MINUTE, bucket(0, time.time() * 1000))
+    waits = []
+    for _ in range(10):
+        with pytest.raises(RateLimited) as refused:
+            world.enqueue()
+        waits.append(refused.value.retry_after_s)
+    assert waits[1] > waits[0] + 50
+    assert max(waits) <= 3 * 60
+    world.redis.hset(world.keys.buckets("acme"), MINUTE, bucket(cost, time.time() * 1000))
+    world.enqueue()
+
+
+def test_a_change_of_a_limit_leaves_what_a_bucket_got_until_then(world: Any) -> None:
+    cost = cost_of(world, world.enqueue(tenant="other"))
+    world.limit(**slowly(1000))
+    world.redis.hset(world.keys.buckets("acme"), DAY, bucket(0, time.time() * 1000 - 3_600_000))
+    world.limit(tokens_per_day=24_000)
+    with pytest.raises(RateLimited):
+        world.enqueue()
+    assert world.level(DAY) < cost
+    world.limit(**slowly(10))
+    world.redis.hset(world.keys.buckets("acme"), DAY, bucket(900, time.time() * 1000))
+    world.limit(**slowly(1000))
+    assert world.level(DAY) == 10
 
 
 def test_a_request_that_never_fits_is_told_so(world: Any, request_of: Any) -> None:

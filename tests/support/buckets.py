@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 
-_STORED = struct.Struct("<dd")
+_STORED = struct.Struct("<ddd")  # level, ms of that, ms until which refused jobs were told to wait
 
 
 def bucket(level: float, at_ms: float) -> bytes:
-    return _STORED.pack(level, at_ms)
+    return _STORED.pack(level, at_ms, 0)
 
 
 def level_in(stored: bytes) -> float:

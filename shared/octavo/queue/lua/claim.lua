@@ -66,14 +66,18 @@ local function serve()
     local is_suspect = string.sub(lane, 1, 4) == 'solo'
     if is_suspect then
       call('HSET', hash, 'sus', 1)
-      call('HDEL', hash, 'qdl', 'lane')
+      call('HDEL', hash, 'qdl', 'lane', 'wk')
     else
-      call('HDEL', hash, 'qdl', 'lane', 'sus')
+      call('HDEL', hash, 'qdl', 'lane', 'sus', 'wk')
     end
     call('ZADD', key('L'), NOW + lease_ms, id)
     if job.dl then call('ZADD', key('D'), job.dl, id) else call('ZREM', key('D'), id) end
     count_queued(job, -1)
     count(job.tn, 'running', 1)
+    if not job.rm and caps_of(job.tn, model)[2] then
+      call('HSET', hash, 'rm', 1)
+      bump(key('q', job.tn), count_of_model(model), 1)
+    end
     taken[#taken + 1] = risen and id .. '=' .. risen or id
     -- Here and not at the end: a call that fails half-way on something damaged gives the same when it is repeated.
     call('SET', key('c', token), table.concat(taken, ' '), 'PX', math.max(lease_ms, 10000))

@@ -32,5 +32,21 @@ local text = ''
 for _, name in ipairs(names) do text = text .. string.format(' %s=%d', name, limits[name]) end
 if text == '' then call('HDEL', hash, scope) else call('HSET', hash, scope, text) end
 call('ZADD', key('limited'), 0, tenant)
+-- Jobs that were claimed before their model had a cap.
+local model = string.match(scope, '^m (.+)$')
+if model and (asked.values.running or -1) >= 0 then
+  --- @include job
+  --- @include counters
+  local sets = {'L', 'b:resume:' .. model, 'b:solo:' .. model, 'bound:' .. model}
+  for _, name in ipairs(sets) do
+    for _, id in ipairs(call('ZRANGE', key(name), 0, -1)) do
+      local of, its_model, is_known = read(id, 'tn', 'mdl', 'rm')
+      if of == tenant and its_model == model and not is_known then
+        call('HSET', key('j', id), 'rm', 1)
+        bump(key('q', tenant), count_of_model(model), 1)
+      end
+    end
+  end
+end
 if asked.values.running then unpark(tenant) end
 return text

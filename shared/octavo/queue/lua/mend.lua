@@ -91,6 +91,7 @@ local function put_back(id, job)
     if not (at >= 0 and at <= NOW + 60000) then at = NOW end
     call('ZADD', name, at, id)
     bump(key('q', job.tn), 'back', 1)
+    if job.rm then bump(key('q', job.tn), 'running m ' .. job.mdl, 1) end
     if digest then
       call('ZADD', key('bound', job.mdl), at, id)
       ring(job.mdl, '=' .. digest)
@@ -99,6 +100,7 @@ local function put_back(id, job)
     local name = key('b', lane, job.tn, job.mdl)
     kept[name .. ' ' .. id] = true
     if not call('ZSCORE', name, id) then call('ZADD', name, job.ct, id) end
+    if job.wk then bump(key('q', job.tn), 'waiting k ' .. (job.key or ''), 1) end
     local current = tonumber(call('GET', key('V', job.cls, job.mdl)) or 0)
     call('ZADD', key('v', job.cls, job.mdl), current, job.tn)
   end
@@ -110,6 +112,7 @@ local function keep_running(id, job)
   local lease = tonumber(call('ZSCORE', key('L'), id) or NOW + LEASE_MS)
   call('ZADD', key('L'), math.min(lease, NOW + 3600000), id)
   count(job.tn, 'running', 1)
+  if job.rm then bump(key('q', job.tn), 'running m ' .. job.mdl, 1) end
 end
 
 -- A hash that was lost is made again by its submitter and counts from zero, its stream does not. The owner sends all
@@ -143,8 +146,8 @@ mend_usage(used)
 for _, id in ipairs(jobs) do
   local tenant, of_batch = read(id, 'tn', 'bt')
   if tenant then list_job(id, tenant, of_batch) end
-  local attached = tenant and read(id, 'att')
-  if attached then note_stored(id, tenant, #attached) end
+  local attached, stored = read(id, 'att', 'kb')
+  if attached then note_stored(id, tenant, tonumber(stored) or #attached) end
   if of_batch then put_into_batch(id, of_batch, is_ended(id)) end
   if not is_ended(id) then
     local job = intact(id)

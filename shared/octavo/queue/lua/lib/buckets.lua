@@ -1,12 +1,12 @@
 --- @include clock
 --- @include limits
--- Buckets in the server's milliseconds: P:bk:<tenant> has level and ms, two doubles, under '<scope> <limit>'. One that is
--- not there, or that cannot be read, is full.
+-- Buckets in the server's milliseconds: P:bk:<tenant> has three doubles under '<scope> <limit>': its level, the time of that,
+-- and the time until which refused jobs were told to wait. One that is not there, or that cannot be read, is full.
 local BUCKETS = {'requests_per_minute', 'tokens_per_minute', 'tokens_per_day', 'batch_tokens_per_day'}
 local CAPACITIES = {'requests_per_minute_capacity', 'tokens_per_minute_capacity', 'tokens_per_day_capacity',
   'batch_tokens_per_day_capacity'}
 local PERIODS_MS = {60000, 60000, 86400000, 86400000}
-local STORED = '<dd'
+local STORED = '<ddd'
 
 -- The bucket of a limit, nil where there is none.
 local function bucket_of(scopes, limits, scope, kind)
@@ -16,36 +16,35 @@ local function bucket_of(scopes, limits, scope, kind)
   local capacity = own[CAPACITIES[kind]] or limit
   -- All of its fields at once: a table that grows is made anew.
   return {field = scopes[scope] .. ' ' .. BUCKETS[kind], scope = scope, kind = kind, capacity = capacity,
-    rate = limit / PERIODS_MS[kind], level = capacity, takes = 0, needs = 0}
+    rate = limit / PERIODS_MS[kind], level = capacity, told = 0, takes = 0, needs = 0}
 end
 
--- Level and time of what is stored, nil where it cannot be read.
+-- The numbers of what is stored, nil where they cannot be read.
 local function stored_in(value)
-  if not value or #value ~= 16 then return nil end
-  local level, at = struct.unpack(STORED, value)
-  if level > -1e15 and level < 1e15 and at >= 0 and at < 1e15 then return level, at end
+  if not value or #value ~= 24 then return nil end
+  local level, at, told = struct.unpack(STORED, value)
+  if level > -1e15 and level < 1e15 and at >= 0 and at < 1e15 and told >= 0 and told < 1e15 then return level, at, told end
 end
 
--- Levels now. The buckets whose time lies in the future, which is one of another clock: they refill from now.
+-- Levels now. A time that lies in the future is one of another clock: the bucket refills from now.
 local function refill_all(tenant, buckets)
-  local fields, ahead = {}, {}
+  local fields = {}
   for i = 1, #buckets do fields[i] = buckets[i].field end
   local stored = call('HMGET', key('bk', tenant), unpack(fields))
   for i = 1, #buckets do
-    local bucket, level, at = buckets[i], stored_in(stored[i])
+    local bucket, level, at, told = buckets[i], stored_in(stored[i])
     if level then
       bucket.level = math.min(bucket.capacity, level + math.max(0, NOW - at) * bucket.rate)
-      if at > NOW then ahead[#ahead + 1] = bucket end
+      bucket.told = told
     end
   end
-  return ahead
 end
 
 local function store(tenant, buckets)
   local values = {}
   for i = 1, #buckets do
     values[2 * i - 1] = buckets[i].field
-    values[2 * i] = struct.pack(STORED, buckets[i].level, NOW)
+    values[2 * i] = struct.pack(STORED, buckets[i].level, NOW, buckets[i].told)
   end
   if values[1] then call('HSET', key('bk', tenant), unpack(values)) end
 end

@@ -20,19 +20,28 @@ local function drawn_on(scopes, limits, tokens, is_line)
   return buckets
 end
 
--- The narrowest bucket without room, and the ms after which all have room; -1: never.
-local function lacking_in(buckets)
-  local lacking, wait = nil, 0
+-- The buckets without room, and the ms after which all will have some; -1: never. Jobs that are refused are told times one
+-- behind the other, each with what the bucket gets until then, as they would all come at once otherwise and all but one
+-- in vain. Times that are passed hold nothing up, nor do those of a client that does not wait: beyond the time in which the
+-- bucket fills up all are told the same.
+local function lacking_in(buckets, is_line)
+  local short, wait = {}, 0
   for i = 1, #buckets do
     local bucket = buckets[i]
     local is_short = bucket.level + ALMOST < bucket.needs
-    if bucket.takes > bucket.capacity or (is_short and bucket.rate == 0) then return bucket, -1 end
+    if bucket.takes > bucket.capacity or (is_short and bucket.rate == 0) then return {bucket}, -1 end
     if is_short then
-      lacking = lacking or bucket
-      wait = math.max(wait, math.ceil((bucket.needs - bucket.level) / bucket.rate))
+      short[#short + 1] = bucket
+      local ready = NOW + math.ceil((bucket.needs - bucket.level) / bucket.rate)
+      if not is_line then  -- these wait for others anyway
+        local last = math.min(bucket.told, NOW + bucket.capacity / bucket.rate)
+        ready = math.max(ready, math.ceil(last + bucket.takes / bucket.rate))
+        bucket.told = ready
+      end
+      wait = math.max(wait, ready - NOW)
     end
   end
-  return lacking, wait
+  return short, wait
 end
 
 -- What a bucket holds at most, what is left, and ms until it is full; -1 each for none.

@@ -19,13 +19,14 @@ end
 -- As `fields` has it, in one table that need not grow.
 local function job_to_end(id)
   local found = redis.pcall('HMGET', key('j', id), 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est',
-    'cost', 'idem', 'ret', 'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries')
+    'cost', 'idem', 'ret', 'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries', 'kb', 'rm', 'wk')
   if is_error(found) then return {} end
   return {
     st = found[1], tok = found[2], ftok = found[3], mdl = found[4], tn = found[5], cls = found[6],
     lane = found[7], n = found[8], ep = found[9], bytes = found[10], est = found[11], cost = found[12],
     idem = found[13], ret = found[14], gw = found[15], ct = found[16], run = found[17], bt = found[18],
     nf = found[19], chg = found[20], key = found[21], sts = found[22], w = found[23], tries = found[24],
+    kb = found[25], rm = found[26], wk = found[27],
   }
 end
 
@@ -46,11 +47,11 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
     facts[#facts + 1] = 'tries'
     facts[#facts + 1] = attempt_over(job.tries, job.n, status)
   end
+  if job.rm then bump(key('q', job.tn), 'running m ' .. job.mdl, -1) end
   if tonumber(job.ep) > 0 then refund(job) end
   if call('EXISTS', key('pk', job.tn)) == 1 then
-    --- @include running
     --- @include parking
-    if not is_at_cap(job.tn) then unpark(job.tn) end
+    unpark(job.tn)
   end
   count(job.tn, 'bytes', -tonumber(job.bytes))
   if job.chg then
@@ -60,6 +61,12 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
   note_usage(job, status, counts)
   local entry = job.n .. '-1'
   write_end(id, entry, ending, result)
+  if job.kb and result then
+    --- @include stored
+    note_result(id, job.tn, #result)
+    facts[#facts + 1] = 'kb'
+    facts[#facts + 1] = job.kb + #result
+  end
   local is_kept = false
   if job.bt then
     --- @include batch_jobs
@@ -76,7 +83,7 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
   local hash = key('j', id)
   call('HSET', hash, 'st', status, 'ft', NOW, unpack(facts))
   local request = redrivable and 'chg' or 'body'  -- goes too unless it may be asked again
-  call('HDEL', hash, 'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg', request)
+  call('HDEL', hash, 'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg', 'rm', 'wk', request)
   -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
   if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then call('HDEL', hash, 'run') end
   if not is_kept then

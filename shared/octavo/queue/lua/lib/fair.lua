@@ -19,6 +19,7 @@ local function leave_queue(id, job, price)
     return false
   end
   local tenants, backlog = key('v', job.lane, job.mdl), key('b', job.lane, job.tn, job.mdl)
+  if job.wk then bump(key('q', job.tn), 'waiting k ' .. (job.key or ''), -1) end
   local paid = call('ZADD', tenants, 'XX', 'INCR', price, job.tn)  -- none of a tenant that is parked
   call('ZREM', backlog, id)
   if not paid then return false end

@@ -13,9 +13,11 @@ local function forget_back(tenant)
 end
 
 -- More jobs than all that run or wait are none.
-local function is_counted_wrong(tenant)
-  local running, back = unpack(call('HMGET', key('q', tenant), 'running', 'back'))
+local function is_counted_wrong(tenant, model)
+  local running, back, of_model = unpack(call('HMGET', key('q', tenant), 'running', 'back', count_of_model(model)))
+  local all = tonumber(running or 0) + tonumber(back or 0)
   return tonumber(running or 0) > call('ZCARD', key('L')) or tonumber(back or 0) > call('ZCARD', key('jobs'))
+    or tonumber(of_model or 0) > all
 end
 
 -- Whether any tenant is parked, of those that were looked at longest ago, and its jobs are counted right.
@@ -25,8 +27,8 @@ local function look_after_parked(model)
     local class, tenant = string.match(place, '^(%l+) (.+)$')
     if tenant then
       forget_back(tenant)
-      if is_counted_wrong(tenant) then return false end
-      if is_at_cap(tenant) then park(class, tenant, model) else unpark_one(class, tenant, model) end
+      if is_counted_wrong(tenant, model) then return false end
+      if is_at_cap(tenant, model) then park(class, tenant, model) else unpark_one(class, tenant, model) end
     else
       call('ZREM', key('parked', model), place)
     end
