@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 from math import inf, nan
 from typing import Any
 
@@ -183,18 +182,18 @@ def test_the_answer_says_what_is_left(world: Any) -> None:
     assert world.run(world.enqueue_call(tenant="other")).rates is None
 
 
-def test_a_bucket_without_room_refuses_says_for_how_long_and_is_not_changed(world: Any) -> None:
+def test_a_bucket_without_room_refuses_says_for_how_long_and_keeps_its_level(world: Any) -> None:
     cost = cost_of(world, world.enqueue(tenant="other"))
-    world.limit(tokens_per_minute=cost * 3 // 2)
+    world.limit(**slowly(cost * 3 // 2))
     world.enqueue()
-    left, before = world.level(MINUTE), set(world.redis.keys())
-    with pytest.raises(RateLimited, match="tokens a minute") as refused:
+    left, before = world.level(DAY), set(world.redis.keys())
+    with pytest.raises(RateLimited, match="tokens a day") as refused:
         world.enqueue()
     assert set(world.redis.keys()) == before
-    assert world.level(MINUTE) == left
+    assert world.level(DAY) == pytest.approx(left, abs=0.1)
     error = refused.value
-    assert (error.code, error.limit, error.can_retry) == ("rate_limit_exceeded", "tokens_per_minute", True)
-    assert error.retry_after_s == pytest.approx((cost - left) / (cost * 3 // 2) * 60, abs=2)
+    assert (error.code, error.limit, error.can_retry) == ("rate_limit_exceeded", "tokens_per_day", True)
+    assert error.retry_after_s == pytest.approx((cost - left) * 86_400, rel=0.01)
     assert error.rates.tokens.limit == cost * 3 // 2
 
 
@@ -216,18 +215,22 @@ def test_a_retry_at_the_time_that_was_told_is_accepted_and_no_earlier_one(world:
 
 
 def test_jobs_that_are_refused_are_told_times_at_which_each_is_accepted(world: Any) -> None:
+    """The bucket has room for one more in an hour."""
     cost = cost_of(world, world.enqueue(tenant="other"))
-    each_ms = 50
-    world.limit(tokens_per_minute=cost * 60_000 // each_ms, tokens_per_minute_capacity=cost * 100)
-    world.redis.hset(world.keys.buckets("acme"), MINUTE, bucket(0, time.time() * 1000))
-    due = []
-    for _ in range(6):
+    hour_s = 3600
+    world.limit(tokens_per_day=24 * cost, tokens_per_day_capacity=20 * cost)
+    world.redis.hset(world.keys.buckets("acme"), DAY, bucket(0, time.time() * 1000))
+    waits = []
+    for _ in range(5):
         with pytest.raises(RateLimited) as refused:
             world.enqueue()
-        due.append(time.time() + refused.value.retry_after_s)
-    assert all(later - sooner > 0.8 * each_ms / 1000 for sooner, later in pairwise(due))
-    for at in due:
-        time.sleep(max(0.0, at - time.time()))
+        waits.append(refused.value.retry_after_s)
+    assert waits == pytest.approx([hour_s * number for number in range(1, 6)], abs=60)
+    for _ in waits:
+        stored = world.redis.hget(world.keys.buckets("acme"), DAY)
+        world.redis.hset(world.keys.buckets("acme"), DAY, bucket(level_in(stored), time_in(stored) - hour_s * 1000))
+        world.enqueue()
+    with pytest.raises(RateLimited):
         world.enqueue()
 
 

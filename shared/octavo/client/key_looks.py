@@ -46,6 +46,10 @@ class KeyLooks:
                 outcomes = [*await run_many(self._line, [self._cell.look(key_id) for key_id in asked])]
             except Exception as error:
                 outcomes = [error] * len(asked)
+            except asyncio.CancelledError:
+                for future in asked.values():
+                    future.cancel()
+                raise
             for future, outcome in zip(asked.values(), outcomes, strict=True):
                 if isinstance(outcome, Exception):
                     future.set_exception(outcome)
