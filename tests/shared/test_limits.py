@@ -441,7 +441,7 @@ async def test_limits_are_read_as_they_were_set(world: Any, connection: Any) -> 
     ("scope", "values"),
     [
         (Scope(), {"nope": 1}),
-        (Scope("key", "k"), {"running": 1}),
+        (Scope("key", "k"), {"waiting_bytes": 1}),
         (Scope("model", "m"), {"weight": 1}),
         (Scope(), {"weight": 0}),
         (Scope(), {"running": 0}),

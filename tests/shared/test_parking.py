@@ -278,25 +278,33 @@ def test_a_cap_of_a_model_holds_up_its_jobs_alone(world: Any, request_of: Any) -
     assert of_model(world) == 1
 
 
+@pytest.mark.parametrize("scope", [Scope("model", "toy"), Scope("key", "k1")])
 @pytest.mark.parametrize(
     "happens",
     [
         *(finish, cancel_and_release, die_after_cancel, expire, crash_for_good, die_and_be_cancelled, be_damaged),
-        be_taken_over,
+        *(be_taken_over, limit_gone),
     ],
 )
-def test_a_place_under_the_cap_of_a_model_is_free_however_a_job_ends(
-    world: Any, request_of: Any, happens: Callable
+def test_a_place_under_the_cap_of_a_model_or_a_key_is_free_however_a_job_ends(
+    world: Any, request_of: Any, happens: Callable, scope: Scope
 ) -> None:
-    world.limit(scope=Scope("model", "toy"), running=1)
-    world.enqueue(request_of(timeout_s=600.0))
+    world.limit(scope=scope, running=1)
+    world.enqueue(request_of(timeout_s=600.0), key_id="k1")
     claim = world.claim_one()
-    waiting = world.enqueue()
+    waiting = world.enqueue(key_id="k1")
     assert world.claim().jobs == ()
-    happens(world, claim)
+    world.redis.delete(world.keys.bell("toy"))
+    if happens is limit_gone:
+        world.limit(scope=scope, running=None)
+    else:
+        happens(world, claim)
+    assert world.redis.exists(world.keys.bell("toy"))
     last = world.claim_one()
-    assert (last.job_id, of_model(world)) == (waiting, 1)
+    assert last.job_id == waiting
     world.finish(last, tokens=0)
+    if happens is limit_gone:
+        world.finish(claim, tokens=0)
     assert not world.redis.exists(f"{world.keys.prefix}:q:acme")
 
 
@@ -318,3 +326,81 @@ def test_a_cap_of_a_model_counts_jobs_that_were_claimed_before_and_those_that_co
     assert claim.job_id == first
     world.finish(claim, tokens=0)
     assert len(world.claim(max_jobs=5).jobs) == 1
+
+
+def of_key(world: Any, api_key: str = "k1") -> int:
+    return int(world.redis.hget(f"{world.keys.prefix}:q:acme", f"running k {api_key}") or 0)
+
+
+def held(world: Any, api_key: str = "k1") -> int:
+    return int(world.redis.zcard(f"{world.keys.prefix}:held:acme:{api_key}"))
+
+
+def test_a_key_at_its_cap_holds_up_no_other_key_and_its_jobs_keep_their_places(world: Any, request_of: Any) -> None:
+    world.limit(scope=Scope("key", "k1"), running=2)
+    own = [world.enqueue(key_id="k1") for _ in range(5)]
+    others = [world.enqueue(key_id="k2"), world.enqueue(), world.enqueue(tenant="other", key_id="k1")]
+    claims = {claim.job_id: claim for claim in world.claim(max_jobs=10).jobs}
+    assert set(claims) == {*own[:2], *others}
+    assert (of_key(world), held(world)) == (2, 3)
+    for number in range(2, 5):
+        if number == 2:
+            world.enqueue(key_id="k1")
+        world.finish(claims.pop(own[number - 2]), tokens=0)
+        (claim,) = world.claim(max_jobs=10).jobs
+        assert claim.job_id == own[number]
+        claims[claim.job_id] = claim
+        assert of_key(world) == 2
+    assert held(world) == 1
+    for claim in claims.values():
+        world.finish(claim, tokens=0)
+    world.finish(world.claim_one(), tokens=0)
+    assert world.claim().jobs == ()
+    assert not world.redis.exists(f"{world.keys.prefix}:q:acme", f"{world.keys.prefix}:held:acme:k1")
+
+
+def test_held_jobs_end_as_others_do_and_wake_no_worker(world: Any, request_of: Any) -> None:
+    world.limit(scope=Scope("key", "k1"), running=1)
+    world.enqueue(key_id="k1")
+    claim = world.claim_one()
+    late, cancelled, last = (world.enqueue(request_of(queue_timeout_s=600.0), key_id="k1") for _ in range(3))
+    assert world.claim(max_jobs=5).jobs == ()
+    assert held(world) == 3
+    world.redis.delete(world.keys.bell("toy"))
+    world.pass_limit(late, "qdl")
+    world.reap()
+    assert world.run(world.cell.cancel(cancelled)) is JobStatus.CANCELLED
+    assert (held(world), world.status(late)) == (1, "expired")
+    world.enqueue(tenant="other")
+    world.claim_one()
+    assert not world.redis.exists(world.keys.bell("toy"))
+    world.finish(claim, tokens=0)
+    assert world.claim_one().job_id == last
+
+
+@pytest.mark.parametrize("lost", ["held:acme:k1", "q:acme"])
+def test_mend_finds_jobs_that_are_held_and_counts_those_of_keys(world: Any, lost: str) -> None:
+    world.limit(scope=Scope("key", "k1"), running=1)
+    world.enqueue(key_id="k1")
+    claim = world.claim_one()
+    waiting = world.enqueue(key_id="k1")
+    assert world.claim().jobs == ()
+    world.redis.delete(f"{world.keys.prefix}:{lost}")
+    world.run(Call("mend", (world.keys.prefix,), (), bool))
+    assert (of_key(world), held(world)) == (1, 0)
+    assert world.claim().jobs == ()
+    assert held(world) == 1
+    world.finish(claim, tokens=0)
+    assert world.claim_one().job_id == waiting
+
+
+def test_jobs_that_are_held_for_no_reason_come_back(world: Any) -> None:
+    world.limit(scope=Scope("key", "k1"), running=1)
+    world.enqueue(key_id="k1")
+    claim = world.claim_one()
+    waiting = [world.enqueue(key_id="k1") for _ in range(2)]
+    assert world.claim().jobs == ()
+    world.redis.hset(f"{world.keys.prefix}:lim:acme", "k k1", " running=5")  # something else did
+    found = [job.job_id for _ in range(4) for job in world.claim().jobs]
+    assert found == waiting
+    world.finish(claim, tokens=0)

@@ -78,6 +78,10 @@ local function serve()
       call('HSET', hash, 'rm', 1)
       bump(key('q', job.tn), count_of_model(model), 1)
     end
+    if not job.rk and cap_of_key(job.tn, model, job.key) then
+      call('HSET', hash, 'rk', 1)
+      bump(key('q', job.tn), count_of_key(job.key), 1)
+    end
     taken[#taken + 1] = risen and id .. '=' .. risen or id
     -- Here and not at the end: a call that fails half-way on something damaged gives the same when it is repeated.
     call('SET', key('c', token), table.concat(taken, ' '), 'PX', math.max(lease_ms, 10000))
@@ -142,6 +146,12 @@ local function serve()
     end
     if job.cls ~= class then  -- a clock that went wrong put it elsewhere in its lane
       coming[lane] = {id, job.cls}
+      return false
+    end
+    if lane == class and is_key_at_cap(job.tn, model, job.key) then
+      --- @include holding
+      hold(id, job, leave_queue)
+      turns[class] = nil
       return false
     end
     local as = find_room(job, risen)

@@ -6,6 +6,8 @@
 -- Reply   the limits of the scope now, ' <name>=<number>...'
 --- @include buckets
 --- @include parking
+--- @include job
+--- @include counters
 local asked = cmsgpack.unpack(ARGV[1])
 local tenant, scope = asked.tenant, asked.scope
 local hash, names = key('lim', tenant), {}
@@ -32,21 +34,37 @@ local text = ''
 for _, name in ipairs(names) do text = text .. string.format(' %s=%d', name, limits[name]) end
 if text == '' then call('HDEL', hash, scope) else call('HSET', hash, scope, text) end
 call('ZADD', key('limited'), 0, tenant)
--- Jobs that were claimed before their model had a cap.
-local model = string.match(scope, '^m (.+)$')
-if model and (asked.values.running or -1) >= 0 then
-  --- @include job
-  --- @include counters
-  local sets = {'L', 'b:resume:' .. model, 'b:solo:' .. model, 'bound:' .. model}
-  for _, name in ipairs(sets) do
-    for _, id in ipairs(call('ZRANGE', key(name), 0, -1)) do
-      local of, its_model, is_known = read(id, 'tn', 'mdl', 'rm')
-      if of == tenant and its_model == model and not is_known then
-        call('HSET', key('j', id), 'rm', 1)
-        bump(key('q', tenant), count_of_model(model), 1)
+-- Jobs that were claimed before their model or their key had a cap.
+local function count_claimed(mark, field, count, name)
+  local sets = {'L'}
+  for _, model in ipairs(call('HKEYS', key('models'))) do
+    for _, kind in ipairs({'b:resume:', 'b:solo:', 'bound:'}) do sets[#sets + 1] = kind .. model end
+  end
+  for _, set in ipairs(sets) do
+    for _, id in ipairs(call('ZRANGE', key(set), 0, -1)) do
+      local of, found, is_counted = read(id, 'tn', field, mark)
+      if of == tenant and found == name and not is_counted then
+        call('HSET', key('j', id), mark, 1)
+        bump(key('q', tenant), count, 1)
       end
     end
   end
 end
-if asked.values.running then unpark(tenant) end
+
+if asked.values.running then
+  --- @include holding
+  local kind, name = string.match(scope, '^([mk]) (.+)$')
+  local has_cap = asked.values.running >= 0
+  if kind == 'm' and has_cap then count_claimed('rm', 'mdl', count_of_model(name), name) end
+  if kind == 'k' then
+    if has_cap then count_claimed('rk', 'key', count_of_key(name), name) end
+    local are_capped, all = false, call('HGETALL', hash)
+    for i = 1, #all, 2 do
+      are_capped = are_capped or (string.find(all[i], '^k ') and limit_in(all[i + 1], 'running')) ~= nil
+    end
+    if are_capped then call('HSET', hash, KEYS_HAVE_CAPS, 1) else call('HDEL', hash, KEYS_HAVE_CAPS) end
+    while let_one_go(tenant, name) do end  -- claims hold again what is too much
+  end
+  unpark(tenant)
+end
 return text

@@ -20,6 +20,7 @@ local function leave_queue(id, job, price)
   end
   local tenants, backlog = key('v', job.lane, job.mdl), key('b', job.lane, job.tn, job.mdl)
   if job.wk then bump(key('q', job.tn), 'waiting k ' .. (job.key or ''), -1) end
+  if job.hd and job.cls and job.key then call('ZREM', key('held', job.tn, job.key), job.cls .. ' ' .. id .. ' ' .. job.mdl) end
   local paid = call('ZADD', tenants, 'XX', 'INCR', price, job.tn)  -- none of a tenant that is parked
   call('ZREM', backlog, id)
   if not paid then return false end

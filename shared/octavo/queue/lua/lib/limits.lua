@@ -1,6 +1,7 @@
 --- @include keys
 -- Limits of a tenant. P:lim:<tenant> has a text ' <name>=<number>...' for each scope: '*' is the tenant, 'm <model>' its jobs
 -- for a model, 'k <key>' those of a key. What cannot be read there limits nothing.
+local KEYS_HAVE_CAPS = '#'  -- a field of the same hash: there while any key has a cap of running jobs
 local WAITING = 20000  -- jobs of a tenant, unless it has another limit
 
 local function scopes_of(model, api_key)
