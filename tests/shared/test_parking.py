@@ -366,12 +366,12 @@ def test_held_jobs_end_as_others_do_and_wake_no_worker(world: Any, request_of: A
     late, cancelled, last = (world.enqueue(request_of(queue_timeout_s=600.0), key_id="k1") for _ in range(3))
     assert world.claim(max_jobs=5).jobs == ()
     assert held(world) == 3
-    world.redis.delete(world.keys.bell("toy"))
     world.pass_limit(late, "qdl")
     world.reap()
     assert world.run(world.cell.cancel(cancelled)) is JobStatus.CANCELLED
     assert (held(world), world.status(late)) == (1, "expired")
     world.enqueue(tenant="other")
+    world.redis.delete(world.keys.bell("toy"))
     world.claim_one()
     assert not world.redis.exists(world.keys.bell("toy"))
     world.finish(claim, tokens=0)

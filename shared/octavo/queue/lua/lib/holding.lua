@@ -26,7 +26,7 @@ local function let_one_go(tenant, api_key)
   call('ZREM', held, member)
   local class, id, model = string.match(member, '^(%l+) (%S+) (.+)$')
   if class and call('HDEL', key('j', id), 'hd') == 1 then
-    local is_parked = call('SISMEMBER', key('pk', tenant), class .. ' ' .. model) == 1
+    local is_parked = call('ZSCORE', key('parked', model), class .. ' ' .. tenant)
     if not is_parked and not call('ZSCORE', key('v', class, model), tenant) then enter_fair(class, tenant, model) end
     call('ZADD', key('b', class, tenant, model), at, id)
     ring(model)
