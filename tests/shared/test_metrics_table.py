@@ -123,6 +123,6 @@ def test_every_name_that_published_dashboards_query_is_there() -> None:
 
 
 def test_each_part_is_served_by_the_process_that_the_table_says() -> None:
-    assert set(TABLE) == {"Queue", "Gateways", "Workers", "Clerks"}
-    assert all(metric.vllm == () for title in ("Queue", "Gateways", "Clerks") for metric in TABLE[title])
+    assert set(TABLE) == {"Queue", "Tenants", "Gateways", "Workers", "Clerks"}
+    assert all(metric.vllm == () for title in ("Queue", "Tenants", "Gateways", "Clerks") for metric in TABLE[title])
     assert all(metric.is_by_model for metric in TABLE["Workers"])

@@ -23,6 +23,7 @@ KEY = "k1"
 BUCKET = "* tokens_per_day"
 PROMPT_TOKENS = 3
 ENDED = {"completed", "failed", "cancelled", "expired"}
+FULL = 1e9  # of a bucket that nothing was drawn from yet
 ALMOST = 0.02  # what a bucket that refills with a token a day gets in a test
 
 
@@ -152,8 +153,8 @@ class TenantMachine(RuleBasedStateMachine):
         limit = None if capacity is None else 1
         self.world.limit(tenant=name, tokens_per_day=limit, tokens_per_day_capacity=capacity)
         if tenant.capacity is None or capacity is None:
-            tenant.level = 1e9  # a new bucket is full
-        else:
+            tenant.level = FULL
+        elif tenant.level < FULL:
             tenant.level = min(tenant.level, tenant.capacity)  # it filled up to that before the change
         tenant.capacity = capacity
 
@@ -190,7 +191,8 @@ class TenantMachine(RuleBasedStateMachine):
             stored = int(state["n"])
             used = told.prompt_tokens + told.completion_tokens if told else job.est + stored if ran else 0
             tenant = self.tenants[job.tenant]
-            if job.is_charged and tenant.capacity is not None:
+            is_touched = tenant.level < FULL or used > job.cost
+            if job.is_charged and tenant.capacity is not None and is_touched:
                 tenant.level = min(tenant.capacity, min(tenant.level, tenant.capacity) + job.cost - used)
             tenant.used.update(
                 requests=1, failures=state["st"] == "failed", output=stored, input=told.prompt_tokens if told else 0
