@@ -194,7 +194,7 @@ async def test_tenants_have_series_where_the_gateway_was_told_so_alone(
     async with ScriptedWorker(redis_url), AsyncClient(redis_url) as client:
         for _ in range(2):
             job = await client.submit("hello", model=MODEL, tenant="acme", sampling=SamplingParams(max_tokens=3))
-            await job.result(timeout_s=STALL_S)
+            await job.result(timeout=STALL_S)
         (row,) = grouped(await client.tenants.usage(0, time.time() + 60), lambda row: row.tenant).values()
     assert "octavo_tenant_" not in await scraped(http)
     async with httpx.AsyncClient(base_url=own_gateway(metrics_by_tenant=True)) as told:

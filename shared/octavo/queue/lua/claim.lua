@@ -51,6 +51,18 @@ local function serve()
 
   local is_more = false  -- a tenant of which something was taken has more
 
+  -- At its first claim a job is counted among those of its model and its key, where these have caps.
+  local function take_place(hash, job)
+    if caps_of(job.tn, model)[2] then
+      call('HSET', hash, 'rm', 1)
+      bump(key('q', job.tn), count_of_model(model), 1)
+    end
+    if cap_of_key(job.tn, model, job.key) then
+      call('HSET', hash, 'rk', 1)
+      bump(key('q', job.tn), count_of_key(job.key), 1)
+    end
+  end
+
   -- `virtual_time` is that of a tenant whose turn it was in a class.
   local function take(id, job, lane, virtual_time, risen)
     if job.lane == job.cls then
@@ -74,14 +86,7 @@ local function serve()
     if job.dl then call('ZADD', key('D'), job.dl, id) else call('ZREM', key('D'), id) end
     count_queued(job, -1)
     count(job.tn, 'running', 1)
-    if not job.rm and caps_of(job.tn, model)[2] then
-      call('HSET', hash, 'rm', 1)
-      bump(key('q', job.tn), count_of_model(model), 1)
-    end
-    if not job.rk and cap_of_key(job.tn, model, job.key) then
-      call('HSET', hash, 'rk', 1)
-      bump(key('q', job.tn), count_of_key(job.key), 1)
-    end
+    if job.lane == job.cls then take_place(hash, job) end
     taken[#taken + 1] = risen and id .. '=' .. risen or id
     -- Here and not at the end: a call that fails half-way on something damaged gives the same when it is repeated.
     call('SET', key('c', token), table.concat(taken, ' '), 'PX', math.max(lease_ms, 10000))
