@@ -1,11 +1,12 @@
 """What the queue's scripts cost the server: microseconds a call, beside those of another version of the repository.
 
-    python benchmarks/queue_scripts.py [--before REVISION|FOLDER] [--rounds 10] [--out FILE]
+    python benchmarks/lab/queue_scripts.py [--before REVISION|FOLDER] [--rounds 10] [--limits LIMITS] [--out FILE]
 
-Jobs of four tenants go from enqueue to finish with a subscriber attached, on an embedded server. The time is the
-server's own (`INFO commandstats`), without client and network. Each version has a process that imports that version, so
-its calls are those of its own `Cell`, whatever their arguments. Both take turns, each in every second round first. A
-figure is the mean of the middle half of all calls of its kind: a call that was interrupted is not in it.
+Jobs of four tenants go from enqueue to finish with a subscriber attached, on an embedded server. The time is that of
+the CPU in the server's main thread, by the kernel's account, over all calls of a kind in one pipeline: what else runs on the
+machine is in no figure, but for what it does to caches. Beside it are the commands that a call runs. Each version
+has a process that imports that version, so its calls are those of its own `Cell`, whatever their arguments. Both take
+turns, each in every second round first. A figure is the median of its rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.resources import files
 from io import BytesIO
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,20 +60,32 @@ class Scripts:
 
     def __init__(self, connection: redis.Redis, sources: dict[str, str]) -> None:
         self._redis = connection
+        pid = connection.info("server")["process_id"]
+        self._account = Path(f"/proc/{pid}/task/{pid}/schedstat")
         self._shas = {name: connection.script_load(source) for name, source in sources.items()}
-        self.microseconds: dict[str, list[int]] = defaultdict(list)
+        self.figures: dict[str, tuple[float, float]] = {}
 
     def run(self, label: str, calls: Iterable[Call[Any]]) -> list[Any]:
-        """The calls in one pipeline, and their replies."""
+        """The calls in one pipeline, and their replies. A label that was used already keeps its figures."""
         pipe = self._redis.pipeline(transaction=False)
-        pipe.info("commandstats")
         for call in calls:
             pipe.evalsha(self._shas[call.script], len(call.keys), *call.keys, *call.args)
-            pipe.info("commandstats")
+        count = len(pipe)
+        commands, spent = self._commands(), self._spent()
         replies = pipe.execute()
-        spent = [stats.get("cmdstat_evalsha", {"usec": 0})["usec"] for stats in replies[::2]]
-        self.microseconds[label] += [after - before for before, after in pairwise(spent)]
-        return replies[1::2]
+        spent, commands = self._spent() - spent, self._commands() - commands
+        self.figures.setdefault(label, (spent / 1000 / count, commands / count))
+        return replies
+
+    def _spent(self) -> int:
+        """Nanoseconds on a CPU."""
+        return int(self._account.read_text().split()[0])
+
+    def _commands(self) -> int:
+        """Commands that scripts have run."""
+        stats = self._redis.info("commandstats")
+        own = ("cmdstat_evalsha", "cmdstat_info")
+        return sum(of["calls"] for name, of in stats.items() if name not in own)
 
 
 class Version:
@@ -89,8 +101,8 @@ class Version:
         )
         self.script_bytes: dict[str, int] = self._answer()
 
-    def round(self) -> dict[str, list[int]]:
-        """Microseconds of each call, by what was done."""
+    def round(self) -> dict[str, tuple[float, float]]:
+        """Microseconds and commands a call, by what was done."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -116,7 +128,7 @@ def serve(url: str, jobs: int, limits: str) -> None:
                 connection.hset(f"{CELL.keys.prefix}:lim:tenant-{number}", "*", f" {limits}")
             scripts = Scripts(connection, sources)
             scenario(scripts, jobs)
-            print(json.dumps(scripts.microseconds), flush=True)
+            print(json.dumps(scripts.figures), flush=True)
 
 
 def names() -> list[str]:
@@ -201,7 +213,7 @@ def scenario(scripts: Scripts, jobs: int) -> None:
 
 
 def measure(checkouts: dict[str, Path], rounds: int, jobs: int, limits: str) -> dict[str, Any]:
-    times: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    figures: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer())
         connection = stack.enter_context(redis.Redis.from_url(server.url))
@@ -215,23 +227,23 @@ def measure(checkouts: dict[str, Path], rounds: int, jobs: int, limits: str) -> 
                 connection.flushall()
                 spent = versions[name].round()
                 for label in spent if number else ():  # the first is a warm-up
-                    times[label][name] += spent[label]
+                    figures[label][name].append(spent[label])
                 while reader.get_message():
                     pass
         server_version = connection.info("server").get("valkey_version")
     return {
         "script_bytes": {name: version.script_bytes for name, version in versions.items()},
         "server": f"valkey {server_version}",
-        "microseconds_a_call": {
-            label: {name: middle(spent) for name, spent in sides.items()} for label, sides in times.items()
-        },
+        "microseconds_a_call": medians(figures, 0),
+        "commands_a_call": medians(figures, 1),
     }
 
 
-def middle(times: list[int]) -> float:
-    """The mean of the middle half."""
-    quarter = len(times) // 4
-    return round(statistics.mean(sorted(times)[quarter : len(times) - quarter]), 2)
+def medians(figures: dict[str, dict[str, list[tuple[float, float]]]], which: int) -> dict[str, dict[str, float]]:
+    return {
+        label: {name: round(statistics.median(row[which] for row in rows), 2) for name, rows in sides.items()}
+        for label, sides in figures.items()
+    }
 
 
 def main() -> None:

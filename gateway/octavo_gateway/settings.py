@@ -44,6 +44,9 @@ class GatewaySettings(BaseSettings):
     operators: Names = Field(
         (), description="Tenants whose keys also see the fleet, comma-separated: all workers, `/metrics`."
     )
+    metrics_by_tenant: bool = Field(
+        False, description="Serve `/metrics` by tenant, too, for the 100 with most tokens in the last hour."
+    )
     cors_origins: Names = Field(
         (),
         description="Origins whose pages may use the API, such as `https://example.com`, comma-separated; `*`: all. "

@@ -27,6 +27,7 @@ from octavo_gateway.files.kept import Kept
 from octavo_gateway.live.observer import Observer
 from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
+from octavo_gateway.status.tenants import TenantFigures
 from octavo_gateway.webhooks.endpoints import Endpoints
 
 _PROBE_S = 1.0
@@ -80,6 +81,7 @@ class Gateway:
         self.writes = Writes(client)
         self.cards = Cards(client)
         self.observer = Observer(client)
+        self.tenant_figures = TenantFigures(client) if settings.metrics_by_tenant else None
         self.door = Door(client, metrics, self.cards, waits_for_workers=settings.wait_for_workers)
         self.files = Kept(settings.files, BatchClient(settings.redis_url, watch=metrics.saw))
         self.webhooks = Endpoints(settings, secret, WebhookClient(settings.redis_url, watch=metrics.saw))

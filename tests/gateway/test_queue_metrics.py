@@ -18,11 +18,14 @@ from scripted_worker import MODEL, ScriptedWorker
 from waiting import STALL_S, until
 from worker_process import WorkerProcess
 
-from octavo import AsyncClient
+from octavo import AsyncClient, SamplingParams
 from octavo.queue.calls import run_sync
 from octavo.queue.protocol import Append, Cell
+from octavo.queue.tenants.usage import Sums, grouped
 from octavo.terms.messages import Chunk, JobStatus, Terminal
 from octavo.terms.metrics.table import TABLE
+from octavo.terms.metrics.tenants import MOST_TENANTS, OTHER
+from octavo_gateway.status.tenants import largest
 
 CELL = Cell()
 
@@ -174,3 +177,30 @@ async def test_two_gateways_and_three_workers_add_up_to_the_truth(fleet, redis_s
 
 def _sum(texts: list[str], name: str, **labels: str) -> float:
     return sum(sample(text, name, **labels) for text in texts)
+
+
+def test_of_many_tenants_the_largest_have_series_and_the_rest_is_one() -> None:
+    sums = {f"t{number}": Sums(input_tokens=number, output_tokens=1, requests=1) for number in range(MOST_TENANTS + 3)}
+    found = largest(sums | {OTHER: Sums(output_tokens=500, requests=1)})
+    assert len(found) == MOST_TENANTS
+    assert found[OTHER] == Sums(input_tokens=0 + 1 + 2 + 3, output_tokens=500 + 4, requests=5)
+    assert found["t102"].input_tokens == 102
+    assert sum(of.input_tokens for of in found.values()) == sum(range(MOST_TENANTS + 3))
+
+
+async def test_tenants_have_series_where_the_gateway_was_told_so_alone(
+    http: httpx.AsyncClient, own_gateway: Callable[..., str], redis_url: str
+) -> None:
+    async with ScriptedWorker(redis_url), AsyncClient(redis_url) as client:
+        for _ in range(2):
+            job = await client.submit("hello", model=MODEL, tenant="acme", sampling=SamplingParams(max_tokens=3))
+            await job.result(timeout=STALL_S)
+        (row,) = grouped(await client.tenants.usage(0, time.time() + 60), lambda row: row.tenant).values()
+    assert "octavo_tenant_" not in await scraped(http)
+    async with httpx.AsyncClient(base_url=own_gateway(metrics_by_tenant=True)) as told:
+        text = await scraped(told)
+        assert sample(text, "octavo_tenant_requests", tenant="acme") == 2
+        assert sample(text, "octavo_tenant_tokens", tenant="acme", kind="output") == row.output_tokens > 0
+        assert sample(text, "octavo_tenant_tokens", tenant="acme", kind="input") == row.input_tokens > 0
+        assert sample(text, "octavo_tenant_failures", tenant="acme") == 0
+        assert sample(text, "octavo_tenant_requests", tenant="other") == 0

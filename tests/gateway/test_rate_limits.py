@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 import redis
+from buckets import level_in
 from scripted_worker import MODEL, ScriptedWorker
 from waiting import STALL_S
 
@@ -114,5 +115,5 @@ async def test_jobs_of_a_request_that_is_refused_in_part_give_back_what_they_wer
     run_sync(redis_sync, TenantCell().change("default", values))
     refused = await http.post("/v1/completions", json=BODY | {"prompt": ["hello", "hello", "hello"]})
     assert refused.status_code == 429
-    level = redis_sync.hget("{c00}:bk:default", "* tokens_per_day").split()[0]
-    assert float(level) == pytest.approx(2 * COST, abs=0.01)
+    level = level_in(redis_sync.hget("{c00}:bk:default", "* tokens_per_day"))
+    assert level == pytest.approx(2 * COST, abs=0.01)

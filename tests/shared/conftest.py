@@ -9,6 +9,7 @@ import fake_worker as fake
 import pytest
 import redis
 import redis.asyncio
+from buckets import level_in
 from sync_streams import read_stream_sync
 
 from octavo import AsyncClient
@@ -86,7 +87,7 @@ class World:
 
     def level(self, field: str, tenant: str = "acme") -> float:
         """Level of a bucket when it was touched last."""
-        return float(self.redis.hget(self.keys.buckets(tenant), field).split()[0])
+        return level_in(self.redis.hget(self.keys.buckets(tenant), field))
 
     def claim(
         self,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
+from math import inf, nan
 from typing import Any
 
 import pytest
+from buckets import bucket, level_in, time_in
 
-from octavo.queue.calls import Call
 from octavo.queue.protocol import LineOfBatch
 from octavo.queue.tenants.limits import Scope, read_limits
 from octavo.terms.errors import (
@@ -16,7 +16,6 @@ from octavo.terms.errors import (
     InvalidRequest,
     QueueFull,
     RateLimited,
-    TenantSuspended,
     UnknownModel,
 )
 from octavo.terms.messages import JobStatus, Terminal, Usage
@@ -51,77 +50,6 @@ def test_a_tenant_without_limits_may_have_20_000_jobs_waiting(world: Any) -> Non
         world.enqueue()
 
 
-def test_waiting_jobs_of_a_model_and_waiting_bytes_have_caps(world: Any, request_of: Any) -> None:
-    world.know("big")
-    world.limit(scope=Scope("model", "toy"), waiting=2)
-    for priority in ("high", "batch"):
-        world.enqueue(request_of(priority=priority))
-    with pytest.raises(QueueFull):
-        world.enqueue()
-    world.enqueue(request_of(model="big"))
-    held = int(world.redis.hget(f"{world.keys.prefix}:q:acme", "bytes"))
-    world.limit(waiting_bytes=held)
-    with pytest.raises(QueueFull, match="bytes"):
-        world.enqueue(request_of(model="big"))
-    world.enqueue(tenant="other")
-
-
-def test_attachments_count_for_as_long_as_they_are_stored(world: Any) -> None:
-    def stored() -> int:
-        return int(world.redis.hget(f"{world.keys.prefix}:q:acme", "stored") or 0)
-
-    world.limit(stored_bytes=10)
-    call = world.enqueue_call(attachment=b"x" * 6)
-    for _ in range(2):
-        ended = world.run(call).job_id
-    with pytest.raises(QueueFull, match="stored"):
-        world.enqueue(attachment=b"x" * 5)
-    world.enqueue()
-    world.finish(world.claim_one(), tokens=0)
-    assert stored() == 6
-    erased = world.enqueue(attachment=b"x" * 4)
-    world.run(world.cell.erase(erased))
-    assert stored() == 6
-    world.redis.hset(f"{world.keys.prefix}:q:acme", "stored", 3)
-    world.run(Call("mend", (world.keys.prefix,), (), bool))
-    assert stored() == 6
-    for _ in range(2):
-        world.redis.zadd(f"{world.keys.prefix}:x", {f"{ended} acme": 1})
-        world.reap()
-    assert stored() == 0
-    assert not world.redis.exists(f"{world.keys.prefix}:kept:acme")
-    damaged = world.enqueue(attachment=b"x" * 9)
-    world.redis.hset(world.keys.job(damaged), "ret", "rubbish")
-    world.run(world.cell.cancel(damaged))
-    assert stored() == 0
-
-
-def test_a_suspended_tenant_gets_no_new_jobs_in(world: Any) -> None:
-    first = world.enqueue()
-    world.limit(suspended=1)
-    with pytest.raises(TenantSuspended):
-        world.enqueue()
-    assert world.claim_one().job_id == first
-    world.limit(suspended=None)
-    world.enqueue()
-
-
-@pytest.mark.parametrize("scope", [Scope(), Scope("model", "toy"), Scope("key", "k1")])
-def test_a_request_asks_for_no_more_tokens_than_it_may(world: Any, request_of: Any, scope: Scope) -> None:
-    world.limit(scope=scope, max_tokens=8)
-    world.enqueue(request_of(max_tokens=8), key_id="k1")
-    for too_many in (9, None):
-        with pytest.raises(InvalidRequest, match="8 at most") as refused:
-            world.enqueue(request_of(max_tokens=too_many), key_id="k1")
-        assert refused.value.code == "too_many_tokens"
-    world.know("big")
-    if scope.kind == "model":
-        world.enqueue(request_of(model="big", max_tokens=9), key_id="k1")
-    if scope.kind == "key":
-        world.enqueue(request_of(max_tokens=9), key_id="k2")
-        world.enqueue(request_of(max_tokens=9))
-
-
 def test_a_job_is_charged_for_its_prompt_and_for_all_that_it_may_generate(world: Any, request_of: Any) -> None:
     world.limit(**slowly(10_000), requests_per_minute=60)
     job_id = world.enqueue(request_of("x" * 300, max_tokens=500))
@@ -142,18 +70,18 @@ def test_the_answer_says_what_is_left(world: Any) -> None:
     assert world.run(world.enqueue_call(tenant="other")).rates is None
 
 
-def test_a_bucket_without_room_refuses_says_for_how_long_and_is_not_changed(world: Any) -> None:
+def test_a_bucket_without_room_refuses_says_for_how_long_and_keeps_its_level(world: Any) -> None:
     cost = cost_of(world, world.enqueue(tenant="other"))
-    world.limit(tokens_per_minute=cost * 3 // 2)
+    world.limit(**slowly(cost * 3 // 2))
     world.enqueue()
-    left, before = world.level(MINUTE), set(world.redis.keys())
-    with pytest.raises(RateLimited, match="tokens a minute") as refused:
+    left, before = world.level(DAY), set(world.redis.keys())
+    with pytest.raises(RateLimited, match="tokens a day") as refused:
         world.enqueue()
     assert set(world.redis.keys()) == before
-    assert world.level(MINUTE) == left
+    assert world.level(DAY) == pytest.approx(left, abs=0.1)
     error = refused.value
-    assert (error.code, error.limit, error.can_retry) == ("rate_limit_exceeded", "tokens_per_minute", True)
-    assert error.retry_after_s == pytest.approx((cost - left) / (cost * 3 // 2) * 60, abs=2)
+    assert (error.code, error.limit, error.can_retry) == ("rate_limit_exceeded", "tokens_per_day", True)
+    assert error.retry_after_s == pytest.approx((cost - left) * 86_400, rel=0.01)
     assert error.rates.tokens.limit == cost * 3 // 2
 
 
@@ -162,16 +90,65 @@ def test_a_retry_at_the_time_that_was_told_is_accepted_and_no_earlier_one(world:
     cost = cost_of(world, world.enqueue(tenant="other"))
     world.limit(tokens_per_day=limit, tokens_per_day_capacity=cost + 1)
     world.enqueue()
-    level, at = world.redis.hget(world.keys.buckets("acme"), DAY).split()
+    stored = world.redis.hget(world.keys.buckets("acme"), DAY)
     with pytest.raises(RateLimited) as refused:
         world.enqueue()
     wait_ms = round(refused.value.retry_after_s * 1000)
     assert wait_ms > 3_000_000
-    world.redis.hset(world.keys.buckets("acme"), DAY, f"{level.decode()} {int(at) - wait_ms // 2}")
+    world.redis.hset(world.keys.buckets("acme"), DAY, bucket(level_in(stored), time_in(stored) - wait_ms // 2))
     with pytest.raises(RateLimited):
         world.enqueue()
-    world.redis.hset(world.keys.buckets("acme"), DAY, f"{level.decode()} {int(at) - wait_ms}")
+    world.redis.hset(world.keys.buckets("acme"), DAY, bucket(level_in(stored), time_in(stored) - wait_ms))
     world.enqueue()
+
+
+def test_jobs_that_are_refused_are_told_times_at_which_each_is_accepted(world: Any) -> None:
+    """The bucket has room for one more in an hour."""
+    cost = cost_of(world, world.enqueue(tenant="other"))
+    hour_s = 3600
+    world.limit(tokens_per_day=24 * cost, tokens_per_day_capacity=20 * cost)
+    world.redis.hset(world.keys.buckets("acme"), DAY, bucket(0, time.time() * 1000))
+    waits = []
+    for _ in range(5):
+        with pytest.raises(RateLimited) as refused:
+            world.enqueue()
+        waits.append(refused.value.retry_after_s)
+    assert waits == pytest.approx([hour_s * number for number in range(1, 6)], abs=60)
+    for _ in waits:
+        stored = world.redis.hget(world.keys.buckets("acme"), DAY)
+        world.redis.hset(world.keys.buckets("acme"), DAY, bucket(level_in(stored), time_in(stored) - hour_s * 1000))
+        world.enqueue()
+    with pytest.raises(RateLimited):
+        world.enqueue()
+
+
+def test_a_client_that_does_not_wait_keeps_others_waiting_no_longer_than_the_bucket_takes_to_fill(world: Any) -> None:
+    cost = cost_of(world, world.enqueue(tenant="other"))
+    world.limit(tokens_per_minute=cost, tokens_per_minute_capacity=cost * 2)
+    world.redis.hset(world.keys.buckets("acme"), MINUTE, bucket(0, time.time() * 1000))
+    waits = []
+    for _ in range(10):
+        with pytest.raises(RateLimited) as refused:
+            world.enqueue()
+        waits.append(refused.value.retry_after_s)
+    assert waits[1] > waits[0] + 50
+    assert max(waits) <= 3 * 60
+    world.redis.hset(world.keys.buckets("acme"), MINUTE, bucket(cost, time.time() * 1000))
+    world.enqueue()
+
+
+def test_a_change_of_a_limit_leaves_what_a_bucket_got_until_then(world: Any) -> None:
+    cost = cost_of(world, world.enqueue(tenant="other"))
+    world.limit(**slowly(1000))
+    world.redis.hset(world.keys.buckets("acme"), DAY, bucket(0, time.time() * 1000 - 3_600_000))
+    world.limit(tokens_per_day=24_000)
+    with pytest.raises(RateLimited):
+        world.enqueue()
+    assert world.level(DAY) < cost
+    world.limit(**slowly(10))
+    world.redis.hset(world.keys.buckets("acme"), DAY, bucket(900, time.time() * 1000))
+    world.limit(**slowly(1000))
+    assert world.level(DAY) == 10
 
 
 def test_a_request_that_never_fits_is_told_so(world: Any, request_of: Any) -> None:
@@ -179,7 +156,7 @@ def test_a_request_that_never_fits_is_told_so(world: Any, request_of: Any) -> No
     with pytest.raises(RateLimited, match="never has more than 100") as refused:
         world.enqueue(request_of(max_tokens=101))
     assert not refused.value.can_retry
-    assert refused.value.retry_after_s == math.inf
+    assert refused.value.retry_after_s == inf
     world.limit(requests_per_minute=0)
     with pytest.raises(RateLimited) as refused:
         world.enqueue()
@@ -249,9 +226,10 @@ def test_a_job_that_used_more_than_it_was_charged_makes_its_tenant_wait(world: A
 def test_a_bucket_never_holds_more_than_its_capacity(world: Any) -> None:
     world.limit(**slowly(1000))
     job_id = world.enqueue()
-    world.redis.hset(world.keys.buckets("acme"), DAY, f"999 {int(time.time() * 1000)}")
+    world.redis.hset(world.keys.buckets("acme"), DAY, bucket(999, time.time() * 1000))
     world.run(world.cell.cancel(job_id))
-    assert world.level(DAY) == 1000
+    accepted = world.run(world.enqueue_call())
+    assert accepted.rates.tokens.remaining == 1000 - cost_of(world, accepted.job_id)
     world.limit(**slowly(10))
     with pytest.raises(RateLimited) as refused:
         world.enqueue()
@@ -261,7 +239,7 @@ def test_a_bucket_never_holds_more_than_its_capacity(world: Any) -> None:
 def test_a_bucket_that_is_left_alone_fills_up_and_no_further(world: Any) -> None:
     cost = cost_of(world, world.enqueue(tenant="other"))
     world.limit(tokens_per_minute=600_000, tokens_per_minute_capacity=100)
-    world.redis.hset(world.keys.buckets("acme"), MINUTE, f"-50 {int(time.time() * 1000) - 3_600_000}")
+    world.redis.hset(world.keys.buckets("acme"), MINUTE, bucket(-50, time.time() * 1000 - 3_600_000))
     world.enqueue()
     assert world.level(MINUTE) == 100 - cost
 
@@ -281,17 +259,30 @@ def test_a_clock_that_is_set_back_freezes_no_bucket(world: Any) -> None:
     cost = cost_of(world, world.enqueue(tenant="other"))
     world.limit(tokens_per_minute=600 * cost, tokens_per_minute_capacity=cost)
     ahead = int(time.time() * 1000) + 3_600_000
-    world.redis.hset(world.keys.buckets("acme"), MINUTE, f"{cost / 2} {ahead}")
+    world.redis.hset(world.keys.buckets("acme"), MINUTE, bucket(cost / 2, ahead))
     with pytest.raises(RateLimited):
         world.enqueue()
-    assert int(world.redis.hget(world.keys.buckets("acme"), MINUTE).split()[1]) < ahead
-    world.redis.hset(world.keys.buckets("acme"), MINUTE, f"{cost} {ahead}")
+    assert time_in(world.redis.hget(world.keys.buckets("acme"), MINUTE)) < ahead
+    world.redis.hset(world.keys.buckets("acme"), MINUTE, bucket(cost, ahead))
     world.enqueue()
-    assert int(world.redis.hget(world.keys.buckets("acme"), MINUTE).split()[1]) < ahead
+    assert time_in(world.redis.hget(world.keys.buckets("acme"), MINUTE)) < ahead
 
 
-@pytest.mark.parametrize("rubbish", ["", "text", "-7", "nan 5", "inf 5", "1 2 3", "9" * 30 + " 1"])
-def test_a_bucket_that_cannot_be_read_is_full(world: Any, rubbish: str) -> None:
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        "",
+        "text",
+        "9 5",
+        bucket(nan, 5),
+        bucket(inf, 5),
+        bucket(-1e18, 5),
+        bucket(5, nan),
+        bucket(5, -1),
+        bucket(5, 5) + b"1",
+    ],
+)
+def test_a_bucket_that_cannot_be_read_is_full(world: Any, rubbish: str | bytes) -> None:
     world.limit(**slowly(1000))
     world.redis.hset(world.keys.buckets("acme"), DAY, rubbish)
     cost = cost_of(world, world.enqueue())
@@ -338,7 +329,7 @@ async def test_limits_are_read_as_they_were_set(world: Any, connection: Any) -> 
     ("scope", "values"),
     [
         (Scope(), {"nope": 1}),
-        (Scope("key", "k"), {"running": 1}),
+        (Scope("key", "k"), {"waiting_bytes": 1}),
         (Scope("model", "m"), {"weight": 1}),
         (Scope(), {"weight": 0}),
         (Scope(), {"running": 0}),

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from octavo.service.clerk.metrics import ClerkMetrics
 from octavo.service.metrics.registry import Ready, counter, family, know_model, renamed, summary
 from octavo.service.webhooks.metrics import CourierMetrics
-from octavo.terms.metrics import clerk, gateway, queue, worker
+from octavo.terms.metrics import clerk, gateway, queue, tenants, worker
 from octavo.terms.metrics.metric import MODEL, Metric
 from octavo.terms.metrics.table import TABLE, alerts, metrics
 from octavo.terms.stats import PREEMPTION_REASONS, EngineStats
@@ -35,7 +35,8 @@ def test_a_metric_is_whole(metric: Metric) -> None:
     assert bool(metric.buckets) == (metric.kind == "histogram")
     assert list(metric.buckets) == sorted(set(metric.buckets))
     assert MODEL not in metric.labels[1:], "a model is the first label"
-    assert not {"worker", "job", "tenant", "key", "prompt", "engine"} & set(metric.labels)
+    assert not {"worker", "job", "key", "prompt", "engine"} & set(metric.labels)
+    assert "tenant" not in metric.labels or metric in tenants.TENANTS
     assert (metric.unit == "seconds") == ("seconds" in metric.name)
     if metric is not gateway.HTTP_REQUESTS:  # its routes are those of the application
         rest = len(metric.labels) - metric.is_by_model
@@ -122,6 +123,6 @@ def test_every_name_that_published_dashboards_query_is_there() -> None:
 
 
 def test_each_part_is_served_by_the_process_that_the_table_says() -> None:
-    assert set(TABLE) == {"Queue", "Gateways", "Workers", "Clerks"}
-    assert all(metric.vllm == () for title in ("Queue", "Gateways", "Clerks") for metric in TABLE[title])
+    assert set(TABLE) == {"Queue", "Tenants", "Gateways", "Workers", "Clerks"}
+    assert all(metric.vllm == () for title in ("Queue", "Tenants", "Gateways", "Clerks") for metric in TABLE[title])
     assert all(metric.is_by_model for metric in TABLE["Workers"])

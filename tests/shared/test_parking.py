@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.queue.calls import Call
+from octavo.queue.tenants.limits import Scope
 from octavo.terms.messages import JobStatus
 
 
@@ -251,3 +252,77 @@ def test_mend_counts_jobs_that_come_back_and_parks_anew(world: Any) -> None:
     assert world.claim(max_jobs=5, digest="b").jobs == ()
     assert parked(world) == {"normal toy"}
     assert [one.job_id for one in world.claim(max_jobs=5, digest="a").jobs] == [first]
+
+
+def of_model(world: Any, model: str = "toy") -> int:
+    return int(world.redis.hget(f"{world.keys.prefix}:q:acme", f"running m {model}") or 0)
+
+
+def test_a_cap_of_a_model_holds_up_its_jobs_alone(world: Any, request_of: Any) -> None:
+    world.know("big")
+    world.limit(scope=Scope("model", "toy"), running=1)
+    for _ in range(3):
+        world.enqueue()
+    world.enqueue(request_of(model="big"))
+    world.enqueue(tenant="other")
+    claims = world.claim(max_jobs=10).jobs
+    assert sorted(claim.tenant for claim in claims) == ["acme", "other"]
+    assert (parked(world), of_model(world)) == ({"normal toy"}, 1)
+    big = world.run(world.cell.claim("big", "w2", max_jobs=5, max_tokens=1 << 20, lease_ms=5000, idle=False)).jobs
+    assert len(big) == 1
+    world.finish(big[0], tokens=0)
+    assert world.claim(max_jobs=10).jobs == ()
+    world.finish(next(claim for claim in claims if claim.tenant == "acme"), tokens=0)
+    assert parked(world) == set()
+    assert [claim.tenant for claim in world.claim(max_jobs=10).jobs] == ["acme"]
+    assert of_model(world) == 1
+
+
+@pytest.mark.parametrize("scope", [Scope("model", "toy"), Scope("key", "k1")])
+@pytest.mark.parametrize(
+    "happens",
+    [
+        *(finish, cancel_and_release, die_after_cancel, expire, crash_for_good, die_and_be_cancelled, be_damaged),
+        *(be_taken_over, limit_gone),
+    ],
+)
+def test_a_place_under_the_cap_of_a_model_or_a_key_is_free_however_a_job_ends(
+    world: Any, request_of: Any, happens: Callable, scope: Scope
+) -> None:
+    world.limit(scope=scope, running=1)
+    world.enqueue(request_of(timeout_s=600.0), key_id="k1")
+    claim = world.claim_one()
+    waiting = world.enqueue(key_id="k1")
+    assert world.claim().jobs == ()
+    world.redis.delete(world.keys.bell("toy"))
+    if happens is limit_gone:
+        world.limit(scope=scope, running=None)
+    else:
+        happens(world, claim)
+    assert world.redis.exists(world.keys.bell("toy"))
+    last = world.claim_one()
+    assert last.job_id == waiting
+    world.finish(last, tokens=0)
+    if happens is limit_gone:
+        world.finish(claim, tokens=0)
+    assert not world.redis.exists(f"{world.keys.prefix}:q:acme")
+
+
+def test_a_cap_of_a_model_counts_jobs_that_were_claimed_before_and_those_that_come_back(world: Any) -> None:
+    first = world.enqueue()
+    claim = world.claim_one()
+    back = world.enqueue()
+    world.run(world.cell.release([(back, world.claim_one().token)]))
+    world.enqueue()
+    for _ in range(2):
+        world.limit(scope=Scope("model", "toy"), running=2)
+        assert of_model(world) == 2
+    assert [one.job_id for one in world.claim(max_jobs=5).jobs] == [back]
+    assert parked(world) == {"normal toy"}
+    world.redis.delete(f"{world.keys.prefix}:q:acme")
+    world.run(Call("mend", (world.keys.prefix,), (), bool))
+    assert of_model(world) == 2
+    assert world.claim(max_jobs=5).jobs == ()
+    assert claim.job_id == first
+    world.finish(claim, tokens=0)
+    assert len(world.claim(max_jobs=5).jobs) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import time
 from typing import Any
 
@@ -161,7 +163,11 @@ def test_what_is_folded_keeps_its_sums_at_a_greater_width(world: Any, hours: int
 def test_an_hour_that_is_folded_in_parts_counts_once_at_any_time(world: Any) -> None:
     world.redis.delete("{c00}:usage", "{c00}:fold")
     hour = int(time.time()) // 3600 - 30
-    fields = {f"{minute} 0 k{key} toy": "1 0 2 0 1 0 0 0" for minute in range(60) for key in range(40)}
+    fields = {
+        f"{minute} 0 k{key} toy": struct.pack("<8d", 1, 0, 2, 0, 1, 0, 0, 0)
+        for minute in range(60)
+        for key in range(40)
+    }
     world.redis.hset(f"{{c00}}:use:{hour}:acme", mapping=fields | {"rubbish": "x", "5 0 k1 toy": "rubbish"})
     world.redis.zadd("{c00}:fold", {f"m {hour} acme": (hour + 3) * 3_600_000, "rubbish": 1})
     world.redis.zadd("{c00}:usage", {"acme": hour})
@@ -202,7 +208,7 @@ def test_what_something_else_wrote_into_the_account_counts_as_nothing(world: Any
     finish(world)
     (name,) = list(world.redis.scan_iter("{c00}:use:*"))
     (field,) = world.redis.hkeys(name)
-    for rubbish in ("", "-1", "x", "1 2", "9" * 40):
+    for rubbish in (b"", b"x", b"9" * 63, struct.pack("<8d", *[math.nan] * 8), struct.pack("<8d", *[-1.0] * 8)):
         world.redis.hset(name, field, rubbish)
         world.enqueue()
         finish(world)

@@ -14,6 +14,7 @@ from typing import Any
 
 import fake_worker as fake
 import redis.asyncio
+from buckets import level_in
 from history_fleet import Fleet, fleet_of
 from history_worker import POISON
 from killable_server import killable_service
@@ -178,7 +179,7 @@ async def _check(client: AsyncClient, connection: redis.asyncio.Redis, story: St
         if (told or (0, 0, 0, 0)) != wanted:
             story.faults.append(f"{tenant} has {told} in its account, its jobs come to {wanted}")
         stored = await connection.hget(f"{{c00}}:bk:{tenant}", "* tokens_per_day")
-        level = float(stored.split()[0]) if stored else float(CAPACITY)
+        level = level_in(stored) if stored else float(CAPACITY)
         if abs(level - (CAPACITY - spent[tenant])) > _ALMOST:
             story.faults.append(f"{tenant} has {level} in its bucket, its jobs left {CAPACITY - spent[tenant]}")
         if await connection.exists(f"{{c00}}:q:{tenant}", f"{{c00}}:pk:{tenant}"):

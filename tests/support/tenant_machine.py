@@ -9,17 +9,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from buckets import level_in
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from octavo.queue.tenants.limits import Scope
 from octavo.queue.tenants.usage import UsageCell
 from octavo.terms.errors import RateLimited, TenantSuspended
 from octavo.terms.messages import JobStatus, Terminal, Usage
 
 TENANTS = ("one", "two")
+KEY = "k1"
 BUCKET = "* tokens_per_day"
 PROMPT_TOKENS = 3
 ENDED = {"completed", "failed", "cancelled", "expired"}
+FULL = 1e9  # of a bucket that nothing was drawn from yet
 ALMOST = 0.02  # what a bucket that refills with a token a day gets in a test
 
 
@@ -29,6 +33,7 @@ class Job:
     cost: int
     est: int
     is_charged: bool
+    api_key: str | None
     has_ended: bool = False
     told: Usage | None = None  # by the owner that ended it
 
@@ -38,6 +43,7 @@ class Tenant:
     capacity: int | None = None
     level: float = 0.0
     running: int | None = None
+    running_of_key: int | None = None  # of the key KEY
     is_suspended: bool = False
     used: Counter[str] = field(default_factory=Counter)
 
@@ -57,10 +63,11 @@ class TenantMachine(RuleBasedStateMachine):
         name=st.sampled_from(TENANTS),
         max_tokens=st.sampled_from([1, 20, 200]),
         priority=st.sampled_from(["high", "normal", "batch"]),
+        api_key=st.sampled_from([None, KEY]),
     )
-    def enqueue(self, name: str, max_tokens: int, priority: str) -> None:
-        tenant = self.tenants[name]
-        call = self.world.enqueue_call(self.request_of(max_tokens=max_tokens, priority=priority), tenant=name)
+    def enqueue(self, name: str, max_tokens: int, priority: str, api_key: str | None) -> None:
+        tenant, request = self.tenants[name], self.request_of(max_tokens=max_tokens, priority=priority)
+        call = self.world.enqueue_call(request, tenant=name, key_id=api_key)
         cost = 16 + 5 // 3 + max_tokens
         if tenant.is_suspended:
             with pytest.raises(TenantSuspended):
@@ -74,7 +81,7 @@ class TenantMachine(RuleBasedStateMachine):
         job_id = self.world.run(call).job_id
         if tenant.capacity is not None:
             tenant.level = min(tenant.level, tenant.capacity) - cost
-        self.jobs[job_id] = Job(name, cost, cost - max_tokens, tenant.capacity is not None)
+        self.jobs[job_id] = Job(name, cost, cost - max_tokens, tenant.capacity is not None, api_key)
         self.calls.append(call)
 
     @precondition(lambda self: self.calls)
@@ -86,6 +93,7 @@ class TenantMachine(RuleBasedStateMachine):
     @rule(max_jobs=st.integers(1, 3), idle=st.booleans())
     def claim(self, max_jobs: int, idle: bool) -> None:
         held = {name: self._held(name) for name in TENANTS}
+        of_keys = {name: len(self._claimed_of_key(name)) for name in TENANTS}
         came_back = {job for job in self.jobs if self._lane(job).startswith(("resume", "solo"))}
         for claim in self.world.claim(max_jobs=max_jobs, idle=idle).jobs:
             self.claims[claim.job_id] = claim
@@ -93,6 +101,10 @@ class TenantMachine(RuleBasedStateMachine):
                 held[claim.tenant] += 1
                 cap = self.tenants[claim.tenant].running
                 assert cap is None or held[claim.tenant] <= cap, "a cap was passed"
+                if self.jobs[claim.job_id].api_key is not None:
+                    of_keys[claim.tenant] += 1
+                    cap = self.tenants[claim.tenant].running_of_key
+                    assert cap is None or of_keys[claim.tenant] <= cap, "a key's cap was passed"
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), tokens=st.integers(1, 5))
@@ -141,13 +153,20 @@ class TenantMachine(RuleBasedStateMachine):
         limit = None if capacity is None else 1
         self.world.limit(tenant=name, tokens_per_day=limit, tokens_per_day_capacity=capacity)
         if tenant.capacity is None or capacity is None:
-            tenant.level = 1e9  # a new bucket is full
+            tenant.level = FULL
+        elif tenant.level < FULL:
+            tenant.level = min(tenant.level, tenant.capacity)  # it filled up to that before the change
         tenant.capacity = capacity
 
     @rule(name=st.sampled_from(TENANTS), running=st.sampled_from([None, 1, 2]))
     def set_running(self, name: str, running: int | None) -> None:
         self.world.limit(tenant=name, running=running)
         self.tenants[name].running = running
+
+    @rule(name=st.sampled_from(TENANTS), running=st.sampled_from([None, 1, 2]))
+    def set_running_of_key(self, name: str, running: int | None) -> None:
+        self.world.limit(tenant=name, scope=Scope("key", KEY), running=running)
+        self.tenants[name].running_of_key = running
 
     @rule(name=st.sampled_from(TENANTS), weight=st.sampled_from([None, 500, 3000]))
     def set_weight(self, name: str, weight: int | None) -> None:
@@ -172,7 +191,8 @@ class TenantMachine(RuleBasedStateMachine):
             stored = int(state["n"])
             used = told.prompt_tokens + told.completion_tokens if told else job.est + stored if ran else 0
             tenant = self.tenants[job.tenant]
-            if job.is_charged and tenant.capacity is not None:
+            is_touched = tenant.level < FULL or used > job.cost
+            if job.is_charged and tenant.capacity is not None and is_touched:
                 tenant.level = min(tenant.capacity, min(tenant.level, tenant.capacity) + job.cost - used)
             tenant.used.update(
                 requests=1, failures=state["st"] == "failed", output=stored, input=told.prompt_tokens if told else 0
@@ -192,6 +212,8 @@ class TenantMachine(RuleBasedStateMachine):
                 "queued": sum(state["st"] == "queued" for state in own),
                 "back": sum(state.get("lane", "").startswith(("resume", "solo")) for state in own),
             }
+            if tenant.running_of_key is not None:
+                counts[f"running k {KEY}"] = len(self._claimed_of_key(name))
             for what, count in counts.items():
                 assert int(self.world.redis.hget(f"{{c00}}:q:{name}", what) or 0) == count, (name, what)
             parked = {place.decode().split()[0] for place in self.world.redis.smembers(f"{{c00}}:pk:{name}")}
@@ -208,7 +230,8 @@ class TenantMachine(RuleBasedStateMachine):
         """Without limits all jobs end, and nothing is left of them."""
         for name in TENANTS:
             self.world.limit(tenant=name, running=None)
-            self.tenants[name].running = None
+            self.world.limit(tenant=name, scope=Scope("key", KEY), running=None)
+            self.tenants[name].running = self.tenants[name].running_of_key = None
         for _ in range(200):
             for claim in list(self.claims.values()):
                 self.world.run(self.world.cell.cancel(claim.job_id))
@@ -229,6 +252,16 @@ class TenantMachine(RuleBasedStateMachine):
         running, back = self.world.redis.hmget(f"{{c00}}:q:{name}", "running", "back")
         return int(running or 0) + int(back or 0)
 
+    def _claimed_of_key(self, name: str) -> list[str]:
+        """Jobs of the key that have a place under its cap."""
+        own = [job_id for job_id, job in self.jobs.items() if (job.tenant, job.api_key) == (name, KEY)]
+        states = {job_id: self.world.state(job_id) for job_id in own}
+        return [
+            job_id
+            for job_id, state in states.items()
+            if state["st"] == "running" or state.get("lane", "").startswith(("resume", "solo"))
+        ]
+
     def _lane(self, job_id: str) -> str:
         return (self.world.redis.hget(self.world.keys.job(job_id), "lane") or b"").decode()
 
@@ -237,7 +270,7 @@ class TenantMachine(RuleBasedStateMachine):
         if tenant.capacity is None:
             assert stored is None
             return
-        level = float(stored.split()[0]) if stored else tenant.capacity
+        level = level_in(stored) if stored else tenant.capacity
         assert min(level, tenant.capacity) == pytest.approx(min(tenant.level, tenant.capacity), abs=ALMOST), name
 
     def _check_account(self, name: str, tenant: Tenant) -> None:

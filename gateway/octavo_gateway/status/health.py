@@ -67,4 +67,6 @@ async def metrics(request: Request) -> Response:
         gateway.metrics.know_models({model for model, _ in state.waiting})
         batches, deliveries = await gateway.files.batches_open(), await gateway.webhooks.backlog()
         queue = render_queue(Seen(state, workers, batches, deliveries))
+        if gateway.tenant_figures is not None:
+            queue += await gateway.tenant_figures.render()
     return Response(gateway.metrics.render() + queue, media_type=CONTENT_TYPE_LATEST)

@@ -12,6 +12,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import ConnectionError, RedisError
 
 from octavo.client.connection import QueueConnection
+from octavo.client.key_looks import KeyLooks
 from octavo.client.requests import checked_tenant
 from octavo.queue.calls import Watch
 from octavo.queue.connection import connect_listener
@@ -40,10 +41,12 @@ class KeyClient(QueueConnection):
         self._digests = digests
         self.keys = TenantKeys()
         self._cell = TenantCell(self.keys, watch)
+        self._looks = KeyLooks(self.redis, self._cell)
         self._listener: redis.asyncio.Redis | None = None
 
     async def close(self) -> None:
         """Disconnect."""
+        await self._looks.close()
         if self._listener is not None:
             await self._listener.aclose()
         await super().close()
@@ -103,7 +106,8 @@ class KeyClient(QueueConnection):
 
     async def look(self, key_id: str) -> Looked | None:
         """A key as it is now, with the server's time."""
-        return await self.run(self._cell.look(key_id))
+        with self.errors():
+            return await self._looks.look(key_id)
 
     async def key(self, key_id: str, *, tenant: str | None = None) -> ApiKey | None:
         """A key, also one that was revoked. None: no such key of the tenant's."""

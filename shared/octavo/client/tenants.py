@@ -48,6 +48,11 @@ class Tenants:
         with self._errors():
             return await run(self._redis, call)
 
+    async def with_usage(self, since: float) -> list[str]:
+        """Tenants that used anything since a time in seconds, by name."""
+        with self._errors():
+            return await tenants_with_usage(self._redis, self._keys, since)
+
     async def usage(self, start: float, end: float, tenants: Sequence[str] | None = None) -> list[Row]:
         """The account between two times in seconds, as fine as it is kept; of all tenants unless some are named."""
         with self._errors():

@@ -49,11 +49,25 @@ local function serve()
   end
   --- @include turns
 
+  local is_more = false  -- a tenant of which something was taken has more
+
+  -- At its first claim a job is counted among those of its model and its key, where these have caps.
+  local function take_place(hash, job)
+    if caps_of(job.tn, model)[2] then
+      call('HSET', hash, 'rm', 1)
+      bump(key('q', job.tn), count_of_model(model), 1)
+    end
+    if cap_of_key(job.tn, model, job.key) then
+      call('HSET', hash, 'rk', 1)
+      bump(key('q', job.tn), count_of_key(job.key), 1)
+    end
+  end
+
   -- `virtual_time` is that of a tenant whose turn it was in a class.
   local function take(id, job, lane, virtual_time, risen)
     if job.lane == job.cls then
       if virtual_time then call('SET', key('V', job.cls, model), virtual_time, 'EX', 86400) end
-      leave_queue(id, job, price_of(job, tonumber(job.cost)))
+      is_more = leave_queue(id, job, price_of(job, tonumber(job.cost))) or is_more
     else
       leave_queue(id, job, 0)
     end
@@ -64,14 +78,15 @@ local function serve()
     local is_suspect = string.sub(lane, 1, 4) == 'solo'
     if is_suspect then
       call('HSET', hash, 'sus', 1)
-      call('HDEL', hash, 'qdl', 'lane')
+      call('HDEL', hash, 'qdl', 'lane', 'wk')
     else
-      call('HDEL', hash, 'qdl', 'lane', 'sus')
+      call('HDEL', hash, 'qdl', 'lane', 'sus', 'wk')
     end
     call('ZADD', key('L'), NOW + lease_ms, id)
     if job.dl then call('ZADD', key('D'), job.dl, id) else call('ZREM', key('D'), id) end
     count_queued(job, -1)
     count(job.tn, 'running', 1)
+    if job.lane == job.cls then take_place(hash, job) end
     taken[#taken + 1] = risen and id .. '=' .. risen or id
     -- Here and not at the end: a call that fails half-way on something damaged gives the same when it is repeated.
     call('SET', key('c', token), table.concat(taken, ' '), 'PX', math.max(lease_ms, 10000))
@@ -138,6 +153,12 @@ local function serve()
       coming[lane] = {id, job.cls}
       return false
     end
+    if lane == class and is_key_at_cap(job.tn, model, job.key) then
+      --- @include holding
+      hold(id, job, leave_queue)
+      turns[class] = nil
+      return false
+    end
     local as = find_room(job, risen)
     if as then
       if as == 'room' then note_passed_over(class, heads) end
@@ -161,6 +182,7 @@ local function serve()
 
   -- Whether others may take of it: not while all that is left is of tenants at their caps.
   local function is_work_left()
+    if is_more then return true end
     if count_left() <= 0 then return false end
     return call('EXISTS', key('parked', model)) == 0 or lanes[1] ~= nil
       or call('EXISTS', key('v', 'high', model), key('v', 'normal', model), key('v', 'batch', model)) > 0

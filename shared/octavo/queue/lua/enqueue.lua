@@ -77,10 +77,12 @@ if next(limits) then
   local buckets = drawn_on(scopes, limits, new.cost, new.batch)
   if buckets[1] then
     refill_all(tenant, buckets)
-    local lacking, wait = lacking_in(buckets)
-    if lacking and not new.again then
-      thaw(tenant, buckets)
-      return {'limited', lacking.name, scopes[lacking.scope], lacking.capacity, lacking.takes, wait, unpack(rates_of(buckets))}
+    local short, wait = lacking_in(buckets, new.batch)
+    local narrowest = short[1]
+    if narrowest and not new.again then
+      if wait > 0 then store(tenant, short) end
+      local limit, scope = BUCKETS[narrowest.kind], scopes[narrowest.scope]
+      return {'limited', limit, scope, narrowest.capacity, narrowest.takes, wait, unpack(rates_of(buckets))}
     end
     charged = draw(tenant, buckets)
     rates = rates_of(buckets)
@@ -103,6 +105,7 @@ local due = math.min(deadline or math.huge, start_by or math.huge)
 note('meta', new.metadata)
 note('as', asked ~= model and asked)
 note('att', new.attachment)
+note('kb', new.attachment and #new.attachment)
 note('gw', new.subscriber)
 note('nf', new.background and 'response' or new.notify and 'job')
 note('dl', deadline)
@@ -111,6 +114,8 @@ note('qt', new.queue_timeout_ms)
 note('idem', idem)
 note('key', new.key)
 note('chg', charged)
+local is_counted = limits[3] and limits[3].waiting
+note('wk', is_counted and 1)
 note('w', weight ~= 1000 and weight)
 if new.several then note('run', new.again and 'an earlier one' or string.match(call('INFO', 'server'), 'run_id:(%x+)')) end
 call('HSET', key('j', id), unpack(job))
@@ -129,7 +134,8 @@ if new.attachment then
   --- @include stored
   note_stored(id, tenant, #new.attachment)
 end
-local has_cap = limits[1] and limits[1].running
+if is_counted then bump(key('q', tenant), 'waiting k ' .. new.key, 1) end
+local has_cap = (limits[1] and limits[1].running) or (limits[2] and limits[2].running)
 local is_parked = has_cap and call('SISMEMBER', key('pk', tenant), class .. ' ' .. model) == 1
 enter_class(id, place, is_parked)
 if not is_parked then ring(model) end

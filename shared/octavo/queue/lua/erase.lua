@@ -12,7 +12,7 @@ local id, tenant = ARGV[1], ARGV[2]
 local status = cancel(id, tenant)
 if status == '' then return '' end
 local hash = key('j', id)
-call('HDEL', hash, 'att')
+call('HDEL', hash, 'att', 'kb')
 --- @include stored
 local its_tenant = read(id, 'tn')
 if its_tenant then forget_stored(id, its_tenant) end

@@ -23,11 +23,11 @@ local KINDS = {
   btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset', k = 'hash', ks = 'zset', ka = 'hash', kas = 'zset',
   pj = 'hash', pjs = 'zset', he = 'hash', endpoints = 'zset', hs = 'hash', hd = 'hash',
   hq = 'zset', hl = 'zset', hf = 'zset', hr = 'zset', ht = 'zset', ho = 'zset', hc = 'hash',
-  lim = 'hash', bk = 'hash', limited = 'zset', pk = 'set', kept = 'hash', parked = 'zset',
+  lim = 'hash', bk = 'hash', limited = 'zset', pk = 'set', kept = 'hash', parked = 'zset', held = 'zset',
   use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset', tally = 'hash',
 }
 local TOLD_AGAIN = {
-  q = true, bound = true, fq = true, pk = true, parked = true, kept = true, hs = true, hq = true, hl = true, hf = true,
+  q = true, bound = true, fq = true, pk = true, parked = true, held = true, kept = true, hs = true, hq = true, hl = true, hf = true,
   hr = true, ht = true, ho = true,
 }
 local NUMBER = {V = true, lf = true, seq = true}
@@ -81,6 +81,11 @@ if tonumber(call('GET', key('seq')) or 0) >= 1e15 or call('EXISTS', key('seq')) 
 for _, name in ipairs(counters) do call('DEL', name) end
 for _, name in ipairs(tenants) do call('DEL', name) end
 
+local function count_places(job)
+  if job.rm then bump(key('q', job.tn), 'running m ' .. job.mdl, 1) end
+  if job.rk then bump(key('q', job.tn), 'running k ' .. (job.key or ''), 1) end
+end
+
 local kept = {}  -- members of lanes that belong there
 local function put_back(id, job)
   local lane, digest = job.lane, string.match(job.lane, '^%l+:=(.+)$')
@@ -91,6 +96,7 @@ local function put_back(id, job)
     if not (at >= 0 and at <= NOW + 60000) then at = NOW end
     call('ZADD', name, at, id)
     bump(key('q', job.tn), 'back', 1)
+    count_places(job)
     if digest then
       call('ZADD', key('bound', job.mdl), at, id)
       ring(job.mdl, '=' .. digest)
@@ -99,6 +105,8 @@ local function put_back(id, job)
     local name = key('b', lane, job.tn, job.mdl)
     kept[name .. ' ' .. id] = true
     if not call('ZSCORE', name, id) then call('ZADD', name, job.ct, id) end
+    if job.wk then bump(key('q', job.tn), 'waiting k ' .. (job.key or ''), 1) end
+    if job.hd then call('HDEL', key('j', id), 'hd') end
     local current = tonumber(call('GET', key('V', job.cls, job.mdl)) or 0)
     call('ZADD', key('v', job.cls, job.mdl), current, job.tn)
   end
@@ -110,6 +118,7 @@ local function keep_running(id, job)
   local lease = tonumber(call('ZSCORE', key('L'), id) or NOW + LEASE_MS)
   call('ZADD', key('L'), math.min(lease, NOW + 3600000), id)
   count(job.tn, 'running', 1)
+  count_places(job)
 end
 
 -- A hash that was lost is made again by its submitter and counts from zero, its stream does not. The owner sends all
@@ -143,8 +152,8 @@ mend_usage(used)
 for _, id in ipairs(jobs) do
   local tenant, of_batch = read(id, 'tn', 'bt')
   if tenant then list_job(id, tenant, of_batch) end
-  local attached = tenant and read(id, 'att')
-  if attached then note_stored(id, tenant, #attached) end
+  local attached, stored = read(id, 'att', 'kb')
+  if attached then note_stored(id, tenant, tonumber(stored) or #attached) end
   if of_batch then put_into_batch(id, of_batch, is_ended(id)) end
   if not is_ended(id) then
     local job = intact(id)

@@ -15,13 +15,13 @@ local FOLDS = {
 }
 
 -- A field into the hash of the longer time. One that cannot be read goes.
-local function move(from, into, unit, name, text)
+local function move(from, into, unit, name, value)
   local rest = string.match(name, '^%d+ ([01] %S+ .+)$')
   if rest then
-    local target, sums = unit .. ' ' .. rest, sums_in(text)
-    local kept = sums_in(call('HGET', into, target))
+    local target, sums = unit .. ' ' .. rest, {sums_in(value)}
+    local kept = {sums_in(call('HGET', into, target))}
     for i = 1, 8 do kept[i] = kept[i] + sums[i] end
-    call('HSET', into, target, sums_as_text(kept))
+    call('HSET', into, target, struct.pack(SUMS, unpack(kept)))
   end
   call('HDEL', from, name)
 end

@@ -25,8 +25,8 @@ WEIGHT_UNIT = 1000
 LIMITS: dict[str, tuple[ScopeKind, ...]] = {
     **{name + suffix: _EVERYWHERE for name in _BUCKETS for suffix in ("", "_capacity")},
     "max_tokens": _EVERYWHERE,
-    "waiting": ("tenant", "model"),
-    **dict.fromkeys(("running", "waiting_bytes", "stored_bytes", "file_bytes", "weight", "suspended"), ("tenant",)),
+    **dict.fromkeys(("waiting", "running"), _EVERYWHERE),
+    **dict.fromkeys(("waiting_bytes", "stored_bytes", "file_bytes", "weight", "suspended"), ("tenant",)),
 }
 """Names of limits, and what may have each."""
 

@@ -6,6 +6,7 @@ two hours, hours for eight days, days for 400.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 KEPT_S = {MINUTE_S: 2 * HOUR_S, HOUR_S: 8 * DAY_S, DAY_S: 400 * DAY_S}
 """Seconds for which rows of a width are kept."""
 
+_SUMS = struct.Struct("<8d")
 _FOLDED_AT_ONCE = 500
 _TENANTS_AT_ONCE = 64
 _DAYS_OF_MONTH = 30
@@ -85,12 +87,12 @@ class UsageCell:
 def _rows(tenant: str, kind: bytes, number: int, fields: Sequence[bytes]) -> Iterator[Row]:
     """Rows of one hash. What something else has written there is left out."""
     span_s, unit_s = _UNITS[kind]
-    for name, text in zip(fields[::2], fields[1::2], strict=True):
+    for name, stored in zip(fields[::2], fields[1::2], strict=True):
         try:
             unit, of_batches, api_key, model = name.decode().split(" ", 3)
-            sums = Sums(*map(int, text.split()))
+            sums = Sums(*map(int, _SUMS.unpack(stored)))
             start = number * span_s + int(unit) * unit_s
-        except (ValueError, TypeError):
+        except (ValueError, OverflowError, struct.error):
             continue
         yield Row(start, tenant, "" if api_key == "-" else api_key, model, of_batches == "1", sums)
 

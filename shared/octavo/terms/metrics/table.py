@@ -6,9 +6,16 @@ from octavo.terms.metrics.clerk import CLERK
 from octavo.terms.metrics.gateway import GATEWAY
 from octavo.terms.metrics.metric import Alert, Metric
 from octavo.terms.metrics.queue import QUEUE
+from octavo.terms.metrics.tenants import TENANTS
 from octavo.terms.metrics.worker import WORKER
 
-TABLE: dict[str, tuple[Metric, ...]] = {"Queue": QUEUE, "Gateways": GATEWAY, "Workers": WORKER, "Clerks": CLERK}
+TABLE: dict[str, tuple[Metric, ...]] = {
+    "Queue": QUEUE,
+    "Tenants": TENANTS,
+    "Gateways": GATEWAY,
+    "Workers": WORKER,
+    "Clerks": CLERK,
+}
 
 
 def metrics() -> list[Metric]:

@@ -1,47 +1,50 @@
 --- @include clock
 --- @include limits
--- Buckets in the server's milliseconds: P:bk:<tenant> has '<level> <ms>' under '<scope> <limit>'. One that is not there, or
--- that cannot be read, is full.
-local BUCKETS = {
-  {'requests_per_minute', 60000}, {'tokens_per_minute', 60000}, {'tokens_per_day', 86400000},
-  {'batch_tokens_per_day', 86400000},
-}
+-- Buckets in the server's milliseconds: P:bk:<tenant> has three doubles under '<scope> <limit>': its level, the time of that,
+-- and the time until which refused jobs were told to wait. One that is not there, or that cannot be read, is full.
+local BUCKETS = {'requests_per_minute', 'tokens_per_minute', 'tokens_per_day', 'batch_tokens_per_day'}
+local CAPACITIES = {'requests_per_minute_capacity', 'tokens_per_minute_capacity', 'tokens_per_day_capacity',
+  'batch_tokens_per_day_capacity'}
+local PERIODS_MS = {60000, 60000, 86400000, 86400000}
+local STORED = '<ddd'
 
--- The bucket of a limit, nil where there is none. `mark` is how a job notes that it has drawn on it.
+-- The bucket of a limit, nil where there is none.
 local function bucket_of(scopes, limits, scope, kind)
-  local name, period_ms = BUCKETS[kind][1], BUCKETS[kind][2]
-  local limit = limits[scope] and limits[scope][name]
+  local own = limits[scope]
+  local limit = own and own[BUCKETS[kind]]
   if not limit then return nil end
-  local capacity = limits[scope][name .. '_capacity'] or limit
+  local capacity = own[CAPACITIES[kind]] or limit
   -- All of its fields at once: a table that grows is made anew.
-  return {field = scopes[scope] .. ' ' .. name, mark = scope .. kind, scope = scope, kind = kind, name = name,
-    capacity = capacity, rate = limit / period_ms, level = capacity, takes = 0, needs = 0, is_ahead = false}
+  return {field = scopes[scope] .. ' ' .. BUCKETS[kind], scope = scope, kind = kind, capacity = capacity,
+    rate = limit / PERIODS_MS[kind], level = capacity, told = 0, takes = 0, needs = 0}
 end
 
--- What is in it now. A time that lies in the future is one of another clock: it refills from now.
-local function refill(bucket, stored)
-  local level, at = string.match(stored or '', '^(%S+) (%d+)$')
-  level, at = tonumber(level), tonumber(at)
-  if not level or not at or level ~= level or math.abs(level) >= 1e15 then
-    bucket.level = bucket.capacity
-    return
-  end
-  bucket.is_ahead = at > NOW
-  bucket.level = math.min(bucket.capacity, level + math.max(0, NOW - at) * bucket.rate)
+-- The numbers of what is stored, nil where they cannot be read.
+local function stored_in(value)
+  if not value or #value ~= 24 then return nil end
+  local level, at, told = struct.unpack(STORED, value)
+  if level > -1e15 and level < 1e15 and at >= 0 and at < 1e15 and told >= 0 and told < 1e15 then return level, at, told end
 end
 
+-- Levels now. A time that lies in the future is one of another clock: the bucket refills from now.
 local function refill_all(tenant, buckets)
   local fields = {}
-  for i, bucket in ipairs(buckets) do fields[i] = bucket.field end
+  for i = 1, #buckets do fields[i] = buckets[i].field end
   local stored = call('HMGET', key('bk', tenant), unpack(fields))
-  for i, bucket in ipairs(buckets) do refill(bucket, stored[i]) end
+  for i = 1, #buckets do
+    local bucket, level, at, told = buckets[i], stored_in(stored[i])
+    if level then
+      bucket.level = math.min(bucket.capacity, level + math.max(0, NOW - at) * bucket.rate)
+      bucket.told = told
+    end
+  end
 end
 
 local function store(tenant, buckets)
   local values = {}
-  for _, bucket in ipairs(buckets) do
-    values[#values + 1] = bucket.field
-    values[#values + 1] = string.format('%.17g %d', bucket.level, NOW)
+  for i = 1, #buckets do
+    values[2 * i - 1] = buckets[i].field
+    values[2 * i] = struct.pack(STORED, buckets[i].level, NOW, buckets[i].told)
   end
   if values[1] then call('HSET', key('bk', tenant), unpack(values)) end
 end

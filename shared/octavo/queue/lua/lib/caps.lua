@@ -21,4 +21,9 @@ local function beyond_caps(limits, new, model, size)
     end
     if waiting >= most then return {'full', 'waiting', waiting, 0} end
   end
+  most = limits[3] and limits[3].waiting
+  if most then
+    local waiting = tonumber(call('HGET', key('q', new.tenant), 'waiting k ' .. new.key) or 0)
+    if waiting >= most then return {'full', 'waiting', waiting, 0} end
+  end
 end

@@ -20,53 +20,60 @@ local function drawn_on(scopes, limits, tokens, is_line)
   return buckets
 end
 
--- The narrowest bucket without room, and the ms after which all have room; -1: never.
-local function lacking_in(buckets)
-  local lacking, wait = nil, 0
-  for _, bucket in ipairs(buckets) do
-    if bucket.takes > bucket.capacity or (bucket.rate == 0 and bucket.level + ALMOST < bucket.needs) then return bucket, -1 end
-    if bucket.level + ALMOST < bucket.needs then
-      lacking = lacking or bucket
-      wait = math.max(wait, math.ceil((bucket.needs - bucket.level) / bucket.rate))
+-- The buckets without room, and the ms after which all will have some; -1: never. Jobs that are refused are told times one
+-- behind the other, each with what the bucket gets until then, as they would all come at once otherwise and all but one
+-- in vain. Times that are passed hold nothing up, nor do those of a client that does not wait: beyond the time in which the
+-- bucket fills up all are told the same.
+local function lacking_in(buckets, is_line)
+  local short, wait = {}, 0
+  for i = 1, #buckets do
+    local bucket = buckets[i]
+    local is_short = bucket.level + ALMOST < bucket.needs
+    if bucket.takes > bucket.capacity or (is_short and bucket.rate == 0) then return {bucket}, -1 end
+    if is_short then
+      short[#short + 1] = bucket
+      local ready = NOW + math.ceil((bucket.needs - bucket.level) / bucket.rate)
+      if not is_line then  -- these wait for others anyway
+        local last = math.min(bucket.told, NOW + bucket.capacity / bucket.rate)
+        ready = math.max(ready, math.ceil(last + bucket.takes / bucket.rate))
+        bucket.told = ready
+      end
+      wait = math.max(wait, ready - NOW)
     end
   end
-  return lacking, wait
+  return short, wait
 end
 
--- Of requests and of tokens the bucket with least in it: {what it holds at most, what is left, ms until it is full}, -1 for
--- none.
+-- What a bucket holds at most, what is left, and ms until it is full; -1 each for none.
+local function rate_of(bucket)
+  if not bucket then return -1, -1, -1 end
+  local lacks = bucket.capacity - bucket.level
+  return bucket.capacity, math.max(0, math.floor(bucket.level + ALMOST)), bucket.rate > 0 and math.ceil(lacks / bucket.rate) or 0
+end
+
+-- Of requests and of tokens the bucket with least in it.
 local function rates_of(buckets)
-  local least = {}
-  for _, bucket in ipairs(buckets) do
-    local i = bucket.kind == 1 and 1 or 2
-    if not least[i] or bucket.level < least[i].level then least[i] = bucket end
+  local requests, tokens
+  for i = 1, #buckets do
+    local bucket = buckets[i]
+    if bucket.kind == 1 then
+      if not requests or bucket.level < requests.level then requests = bucket end
+    elseif not tokens or bucket.level < tokens.level then
+      tokens = bucket
+    end
   end
-  local rates = {}
-  for i = 1, 2 do
-    local bucket = least[i]
-    rates[#rates + 1] = bucket and bucket.capacity or -1
-    rates[#rates + 1] = bucket and math.max(0, math.floor(bucket.level + ALMOST)) or -1
-    rates[#rates + 1] = bucket and (bucket.rate > 0 and math.ceil((bucket.capacity - bucket.level) / bucket.rate) or 0) or -1
-  end
-  return rates
+  local most, left, reset = rate_of(requests)
+  return {most, left, reset, rate_of(tokens)}
 end
 
--- Draws on buckets that have room, or all the same. The marks of those to give back to.
+-- Draws on buckets that have room, or all the same. The marks of those to give back to: '<scope><kind>' of each, digits.
 local function draw(tenant, buckets)
-  local marks = {}
-  for _, bucket in ipairs(buckets) do
+  local marks = ''
+  for i = 1, #buckets do
+    local bucket = buckets[i]
     bucket.level = bucket.level - bucket.takes
-    if bucket.kind > 1 then marks[#marks + 1] = bucket.mark end
+    if bucket.kind > 1 then marks = marks .. string.char(48 + bucket.scope, 48 + bucket.kind) end
   end
   store(tenant, buckets)
-  return marks[1] and table.concat(marks)
-end
-
--- A refusal changes nothing, but for times that lie in the future: the bucket would be frozen.
-local function thaw(tenant, buckets)
-  local ahead = {}
-  for _, bucket in ipairs(buckets) do
-    if bucket.is_ahead then ahead[#ahead + 1] = bucket end
-  end
-  store(tenant, ahead)
+  return marks ~= '' and marks
 end

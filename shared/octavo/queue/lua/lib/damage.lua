@@ -28,12 +28,17 @@ end
 -- `known` is where it was found, whatever its fields say.
 local function end_damaged(id, known)
   local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem', 'bt', 'nf', 'n', 'ep',
-    'est', 'cost', 'chg', 'key', 'sts', 'tries')
+    'est', 'cost', 'chg', 'key', 'sts', 'tries', 'rm', 'wk', 'rk', 'hd')
   for name, value in pairs(known) do job[name] = value end
   local hash, stream, problem = key('j', id), key('t', id), {DAMAGED, DAMAGED_MESSAGE}
   if job.st == 'queued' and job.lane and job.mdl then leave_queue(id, job, 0) end
   if job.tn then
     if job.st == 'running' then count(job.tn, 'running', -1) end
+    if job.rm and job.mdl then bump(key('q', job.tn), 'running m ' .. job.mdl, -1) end
+    if job.rk and job.mdl and job.key then
+      --- @include holding
+      free_place(job)
+    end
     if job.st == 'queued' and job.mdl then count_queued(job, -1) end
     --- @include stored
     forget_stored(id, job.tn)

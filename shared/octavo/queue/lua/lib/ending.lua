@@ -16,9 +16,18 @@ local function write_end(id, entry, ending, result)
   end
 end
 
+-- As `fields` has it, in one table that need not grow.
 local function job_to_end(id)
-  return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries')
+  local found = redis.pcall('HMGET', key('j', id), 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est',
+    'cost', 'idem', 'ret', 'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries', 'kb', 'rm', 'wk', 'rk', 'hd')
+  if is_error(found) then return {} end
+  return {
+    st = found[1], tok = found[2], ftok = found[3], mdl = found[4], tn = found[5], cls = found[6],
+    lane = found[7], n = found[8], ep = found[9], bytes = found[10], est = found[11], cost = found[12],
+    idem = found[13], ret = found[14], gw = found[15], ct = found[16], run = found[17], bt = found[18],
+    nf = found[19], chg = found[20], key = found[21], sts = found[22], w = found[23], tries = found[24],
+    kb = found[25], rm = found[26], wk = found[27], rk = found[28], hd = found[29],
+  }
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
@@ -38,11 +47,15 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
     facts[#facts + 1] = 'tries'
     facts[#facts + 1] = attempt_over(job.tries, job.n, status)
   end
+  if job.rm then bump(key('q', job.tn), 'running m ' .. job.mdl, -1) end
+  if job.rk then
+    --- @include holding
+    free_place(job)
+  end
   if tonumber(job.ep) > 0 then refund(job) end
   if call('EXISTS', key('pk', job.tn)) == 1 then
-    --- @include running
     --- @include parking
-    if not is_at_cap(job.tn) then unpark(job.tn) end
+    unpark(job.tn)
   end
   count(job.tn, 'bytes', -tonumber(job.bytes))
   if job.chg then
@@ -52,6 +65,12 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
   note_usage(job, status, counts)
   local entry = job.n .. '-1'
   write_end(id, entry, ending, result)
+  if job.kb and result then
+    --- @include stored
+    note_result(id, job.tn, #result)
+    facts[#facts + 1] = 'kb'
+    facts[#facts + 1] = job.kb + #result
+  end
   local is_kept = false
   if job.bt then
     --- @include batch_jobs
@@ -65,12 +84,13 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
   else
     call('EXPIRE', key('t', id), result_s)
   end
-  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg'}
-  if not redrivable then gone[#gone + 1] = 'body' end
-  -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
-  if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then gone[#gone + 1] = 'run' end
+  local hash = key('j', id)
   call('HSET', hash, 'st', status, 'ft', NOW, unpack(facts))
-  call('HDEL', hash, unpack(gone))
+  local request = redrivable and 'chg' or 'body'  -- goes too unless it may be asked again
+  call('HDEL', hash, 'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg', 'rm', 'rk', 'wk', 'hd',
+    request)
+  -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
+  if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then call('HDEL', hash, 'run') end
   if not is_kept then
     call('EXPIRE', hash, result_s)
     if job.idem then call('EXPIRE', key('i', job.tn, job.idem), idempotency_s) end

@@ -3,8 +3,8 @@
 -- Whether a job is damaged: its hash is not what every transition relies on, because something else wrote to this server.
 
 local NAMES = {'n', 'ep', 'crashes', 'bytes', 'est', 'cost', 'ct', 'seed', 'ret', 'st', 'mdl', 'tn', 'cls', 'body',
-  'lane', 'tries', 'dl', 'qdl', 'sts', 'cn', 'solo', 'w'}
-local REQUIRED, FIRST_LEFT_OUT = 14, 17  -- of these names: numbers that may be left out begin there
+  'lane', 'tries', 'key', 'dl', 'qdl', 'sts', 'cn', 'solo', 'w', 'rm', 'wk', 'rk', 'hd'}
+local REQUIRED, FIRST_LEFT_OUT = 14, 18  -- of these names: numbers that may be left out begin there
 local RETENTION = '^%d%d?%d?%d?%d?%d?%d?%d?%d? %d%d?%d?%d?%d?%d?%d?%d?%d? %d%d?%d?%d?%d?%d?%d?%d?%d?$'
 local CLASS = {high = true, normal = true, batch = true}
 local ENDED = {completed = true, failed = true, cancelled = true, expired = true}
@@ -19,7 +19,8 @@ end
 -- What every end of a job needs.
 local function can_end(job)
   return is_number(job.n) and is_number(job.ep) and is_number(job.bytes) and is_number(job.est) and is_number(job.cost)
-    and is_number(job.ct) and job.mdl and job.tn and CLASS[job.cls] and job.ret and string.find(job.ret, RETENTION)
+    and is_number(job.ct) and (not job.kb or is_number(job.kb)) and job.mdl and job.tn and CLASS[job.cls] and job.ret
+    and string.find(job.ret, RETENTION)
 end
 
 -- What a job is, or nil if it is damaged. It has not ended.

@@ -1,7 +1,7 @@
 -- All keys of a cell carry the hash tag of its prefix P:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
 --                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt nf key chg w
---                                tries f1
+--                                tries f1 kb rm rk wk hd
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
@@ -13,7 +13,9 @@
 --                                sequences; length of its lease in ms; there once it was erased; batch, place and index
 --                                of its line; job or response: its end is an event of such; id of the API key that
 --                                asked, marks of the buckets that it drew on, weight of its tenant in thousandths; the
---                                latest attempts: lib/attempts.lua; the ms of its first tokens)
+--                                latest attempts: lib/attempts.lua; the ms of its first tokens; bytes that it has stored, if it came with an attachment; 1 if it
+--                                is counted among the running ones of its model, of its key, among the waiting ones
+--                                of its key, and if it is held at the cap of this: lib/holding.lua)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
@@ -32,7 +34,8 @@
 --   P:jobs                ZSET   all job ids, and ":<tenant>:<id>" for each (score 0: sorted by id, hence by time); of
 --                                batches' jobs "~<id>" and ":<tenant>:~<id>"
 --   P:q  P:q:<tenant>     HASH   queued, running, bytes (and queued:<model> in the first, in the second back: those of the
---                                queued that lost their worker); zero is absent
+--                                queued that lost their worker; 'running m <model>', 'running k <key>' and 'waiting k <key>' where these
+--                                have such caps); zero is absent
 --   P:i:<tenant>:<key>    STRING idempotency: "<id> <hash of the request>"
 --   P:mended             STRING there for two seconds after damaged keys were mended (expires)
 --   P:died:<wid>          STRING there while what a dead worker had is still coming back (expires)
@@ -47,8 +50,9 @@
 --   P:aliases             HASH   other names of models: "<model> <worker that announces it>..." by alias
 --   P:lim:<tenant>        HASH   limits by scope: lib/limits.lua;  P:limited  ZSET tenants that ever had some (score 0)
 --   P:bk:<tenant>         HASH   buckets of these limits: lib/buckets.lua
---   P:kept:<tenant>       HASH   bytes of attachments by job, also of those that have ended; their sum is 'stored' of P:q:<tenant>
+--   P:kept:<tenant>       HASH   bytes of attachments and their jobs' results by job: lib/stored.lua; their sum is 'stored' of P:q:<tenant>
 --   P:pk:<tenant>         SET    '<class> <model>' where it is parked: lib/parking.lua;  P:parked:<model>  ZSET tenants there
+--   P:held:<tenant>:<key>  ZSET  jobs of a key at its cap of running ones: lib/holding.lua
 --   P:use:<hour>:<tenant>  P:useh:<day>:<tenant>  P:used:<month>:<tenant>  HASH  the account of usage by minutes, hours and days
 --   P:usage  P:fold       ZSET   tenants by the last hour in which they used anything; what is to be folded, by ms
 --   P:f:<id>              HASH   tn name purp bytes sha ct exp uses (tenant, name, purpose, size, SHA-256, times created and

@@ -1,8 +1,9 @@
 --- @include clock
 --- @include entering
 --- @include bell
--- A tenant at its cap of running jobs leaves the lists of tenants, as one without a backlog does, so that no claim looks at
--- it. It is parked in each class and model whose turn it was: P:pk:<tenant> has '<class> <model>', P:parked:<model>
+--- @include running
+-- A tenant at its cap of running jobs, or of those of a model, leaves the lists of tenants, as one without a backlog does,
+-- so that no claim looks at it. It is parked in each class and model whose turn it was: P:pk:<tenant> has '<class> <model>', P:parked:<model>
 -- '<class> <tenant>' by the ms at which it was looked at last.
 
 local function park(class, tenant, model)
@@ -24,9 +25,14 @@ local function unpark_one(class, tenant, model)
   end
 end
 
+-- Where it is not at a cap any more: a place is a class of a model.
 local function unpark(tenant)
   for _, place in ipairs(call('SMEMBERS', key('pk', tenant))) do
     local class, model = string.match(place, '^(%l+) (.+)$')
-    if class then unpark_one(class, tenant, model) else call('SREM', key('pk', tenant), place) end
+    if not class then
+      call('SREM', key('pk', tenant), place)
+    elseif not is_at_cap(tenant, model) then
+      unpark_one(class, tenant, model)
+    end
   end
 end

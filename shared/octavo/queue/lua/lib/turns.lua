@@ -95,7 +95,7 @@ local function next_job()
     local lane, returned = coming_back(class)
     if returned then return returned, lane, class, heads, risen end
     local tenant = heads[class][1]
-    if is_at_cap(tenant) then
+    if is_at_cap(tenant, model) then
       --- @include parking
       park(class, tenant, model)
     else
