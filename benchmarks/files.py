@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def form(size: int) -> tuple[bytes, bytes]:
-    """What stands before and behind the file in an upload."""
+    """Bytes before and behind the file in an upload."""
     fields = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
     named = 'Content-Disposition: form-data; name="file"; filename="a.bin"\r\n\r\n'
     return f"{fields}--{BOUNDARY}\r\n{named}".encode(), f"\r\n--{BOUNDARY}--\r\n".encode()
@@ -75,7 +75,7 @@ def download(address: str, file_id: str) -> str:
 
 
 def watched(process: psutil.Process, idle: int, work: Callable[[], T]) -> tuple[T, dict[str, float]]:
-    """What the work gives, its seconds, and the most memory of the process above `idle`."""
+    """The result of the work, its seconds, and the most memory of the process above `idle`."""
     most, is_over = 0, threading.Event()
 
     def watch() -> None:

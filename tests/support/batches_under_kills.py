@@ -32,12 +32,16 @@ TENANTS = {"acme": "k1", "zoo": "k2"}
 WORKER = {"model": "demo", "device": "cpu", "num_blocks": 2048, "max_running": 24, "threads": 1, "lease": LEASE_S}
 ENDED = ("completed", "failed", "expired", "cancelled")
 CALM_S = 900.0
+SCENE = " Enter the lords of England, one after the other.\n" * 6
 
 
 def specimen(number: int) -> dict[str, Any]:
-    """The body of a line: greedy or seeded, some with several prompts or sequences."""
+    """The body of a line: greedy or seeded, some with several prompts or sequences. Four scenes are shuffled, so that
+    lines are not submitted as they are in the file."""
     kind = number % SPECIMENS
-    prompt: Any = f"KING RICHARD {kind}:\nWhat say you, my lord of {'abcdefgh'[kind % 8] * (kind % 23)}"
+    prompt: Any = (
+        f"SCENE {kind % 4}.{SCENE}KING RICHARD {kind}:\nWhat say you, my lord of {'abcdefgh'[kind % 8] * (kind % 23)}"
+    )
     body = {"model": "demo", "max_tokens": 4 + kind % 13, "temperature": (0.0, 0.9)[kind % 2], "seed": kind}
     if kind % 10 == 3:
         return {**body, "prompt": [prompt, "QUEEN:"]}
