@@ -18,6 +18,7 @@ from octavo.queue.streams import assemble, events_of_result, parse_entries, read
 from octavo.terms.errors import InvalidRequest, JobNotFound, MalformedMessage
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
+from octavo.terms.tracing.context import TraceContext
 
 _ALWAYS = (
     *(JobHash.STATUS, JobHash.MODEL, JobHash.TENANT, JobHash.PRIORITY),
@@ -25,8 +26,8 @@ _ALWAYS = (
 )
 _PACKED = (JobHash.ERROR, JobHash.METADATA, JobHash.USAGE, JobHash.PROGRESS)
 _TIMES = (JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.FIRST_TOKEN_MS)
-_FIELDS = (*_ALWAYS, *_TIMES, JobHash.WORKER, JobHash.ASKED, *_PACKED, JobHash.TRIES)
-_APART = {*_PACKED, JobHash.TRIES}  # no text
+_FIELDS = (*_ALWAYS, *_TIMES, JobHash.WORKER, JobHash.ASKED, JobHash.TRACE, *_PACKED, JobHash.TRIES)
+_APART = {*_PACKED, JobHash.TRIES, JobHash.TRACE}  # no text, or a stranger's
 _PAGE = 200
 _BEHIND_ALL = "h"  # ids begin with g
 
@@ -43,12 +44,14 @@ class Listed(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Submission:
-    """The request, tenant and seed that a job was made from, and the id of the API key that asked for it."""
+    """The request, tenant and seed that a job was made from, the id of the API key that asked for it, and the context
+    of its trace."""
 
     request: JobRequest
     tenant: str
     seed: int
     key_id: str = ""
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,9 +171,12 @@ def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
 
 async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submission:
     """The request of a job that was given up. Raises JobNotFound, and InvalidRequest if it is not there any more."""
-    fields = (*(JobHash.STATUS, JobHash.REQUEST, JobHash.TENANT, JobHash.SEED), JobHash.API_KEY, JobHash.NOTIFY)
+    fields = (
+        *(JobHash.STATUS, JobHash.REQUEST, JobHash.TENANT, JobHash.SEED),
+        *(JobHash.API_KEY, JobHash.NOTIFY, JobHash.TRACE),
+    )
     row: Any = await connection.hmget(locate(job_id).job(job_id), fields)
-    status, body, tenant, seed, key_id, notify = row
+    status, body, tenant, seed, key_id, notify, trace = row
     if status is None:
         raise not_found(job_id)
     if (state := as_status(status)) is None:
@@ -182,7 +188,8 @@ async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submi
         )
     try:
         request = wire.decode_request(body).model_copy(update={"notify": notify == b"job"})
-        return Submission(request, tenant.decode(), int(seed), (key_id or b"").decode())
+        key_id, trace = (key_id or b"").decode(), (trace or b"").decode(errors="replace")
+        return Submission(request, tenant.decode(), int(seed), key_id, trace)
     except (AttributeError, ValueError):
         raise damaged(job_id) from None
 
@@ -279,7 +286,13 @@ def _parsed(job_id: str, row: dict[JobHash, bytes | None]) -> JobInfo:
         progress=wire.decode_progress(progress) if progress else None,
         first_token_at=_seconds(text.get(JobHash.FIRST_TOKEN_MS)),
         history=attempts(row[JobHash.TRIES] or b""),
+        trace_id=_trace_id(row[JobHash.TRACE] or b""),
     )
+
+
+def _trace_id(trace: bytes) -> str | None:
+    context = TraceContext.read(trace.decode(errors="replace"))
+    return context.trace_id if context is not None else None
 
 
 def _keeping(job_id: str, row: Sequence[bytes | None]) -> Keeping:

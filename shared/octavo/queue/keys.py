@@ -48,6 +48,7 @@ class JobHash(StrEnum):
     FIRST_TOKEN_MS = "f1"
     API_KEY = "key"
     NOTIFY = "nf"
+    TRACE = "tp"
 
 
 @dataclass(frozen=True)

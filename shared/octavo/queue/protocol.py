@@ -147,13 +147,14 @@ class Cell:
         line: LineOfBatch | None = None,
         background: bool = False,
         key_id: str = "",
+        trace: str = "",
     ) -> Call[Enqueued]:
         """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
-        exists already. `background`: its end is an event of a response. `key_id` is the API key that asks. The
-        idempotency key covers the job, or what has the `fingerprint`. Raises InvalidRequest here when request or
-        attachment is too large; the reply raises IdempotencyConflict, UnknownModel, QueueFull, RateLimited,
-        TenantSuspended, InvalidRequest for more tokens than the tenant may ask for, and Fenced for the job of a `line`
-        that the caller may not submit any more."""
+        exists already. `background`: its end is an event of a response. `key_id` is the API key that asks, `trace` the
+        context of its trace. The idempotency key covers the job, or what has the `fingerprint`. Raises InvalidRequest
+        here when request or attachment is too large; the reply raises IdempotencyConflict, UnknownModel, QueueFull,
+        RateLimited, TenantSuspended, InvalidRequest for more tokens than the tenant may ask for, and Fenced for the job
+        of a `line` that the caller may not submit any more."""
         try:
             body = wire.encode_request(request.model_copy(update={"notify": False}) if request.notify else request)
             named = {
@@ -169,6 +170,7 @@ class Cell:
                 "subscriber": subscriber_id or None,
                 "attachment": attachment or None,
                 "key": key_id or None,
+                "trace": trace or None,
                 "notify": request.notify or None,
                 "background": background or None,
                 **(line.named() if line is not None else {}),

@@ -212,7 +212,8 @@ class Attempt(Frozen):
 class JobInfo(Frozen):
     """Where a job stands now. Times are seconds since the epoch, by the server's clock. `usage` once a worker has
     ended it. `crashes` of workers that ran it, since it last got on by 64 tokens. `history` has its latest 16 attempts,
-    oldest first; `first_token_at` is when its first tokens were stored."""
+    oldest first; `first_token_at` is when its first tokens were stored. `trace_id` is that of its trace, in
+    hexadecimal."""
 
     id: str
     status: JobStatus
@@ -232,6 +233,7 @@ class JobInfo(Frozen):
     progress: Progress | None = None
     first_token_at: float | None = None
     history: tuple[Attempt, ...] = ()
+    trace_id: str | None = None
 
 
 class Result(Frozen):

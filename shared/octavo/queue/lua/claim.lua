@@ -7,7 +7,8 @@
 --         how many classes, from high on, have nothing that stays, jobs and tokens of normal, of batch,
 --         (class guests tokens 'tenants that may have none')...
 -- Reply   {now_ms, ms the oldest suspect waited, 1 if a job did not fit,
---         {id, ep, tenant, class, body, seed, deadline, n, solo, class it rose to or ''}...}
+--         {id, ep, tenant, class, body, seed, deadline, n, solo, class it rose to or '', context of its trace or '', and of a
+--         traced job its attempts and the ms of its first tokens}...}
 --         solo: a suspect, beside which nothing may run but what was handed out with it
 -- Events  ends of late and damaged jobs to subscribers and P:ev, of the latter to P:dlq
 --- @include clock
@@ -25,7 +26,10 @@ local digest = ARGV[8] or ''
 local out, taken = {NOW, 0, 0}, {}
 
 local function hand_out(id, job, solo, risen)
-  out[#out + 1] = {id, job.ep, job.tn, job.cls, job.body, job.seed, job.dl or '', job.n, solo and 1 or 0, risen or ''}
+  local tries, first = '', ''
+  if job.tp and job.tries then tries, first = job.tries, read(id, 'f1') or '' end
+  out[#out + 1] = {id, job.ep, job.tn, job.cls, job.body, job.seed, job.dl or '', job.n, solo and 1 or 0, risen or '',
+    job.tp or '', tries, first}
 end
 
 local before = call('GET', key('c', token))

@@ -3,7 +3,7 @@
 -- KEYS    P
 -- ARGV    msgpack of a map: id body tenant model class cost est seed retention cap_jobs cap_bytes; where there is one
 --         idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber, key (the id
---         of an API key), max_tokens;
+--         of an API key), trace (the context of its trace), max_tokens;
 --         several (true: it has several sequences); again (true: a server that came back may have forgotten it) with
 --         settled (the model that an alias stood for then); notify or background (true: its end is an
 --         event of a job, or of a response); of a line of a batch: batch, batch_token of its owner, place
@@ -110,6 +110,7 @@ note('qdl', start_by)
 note('qt', new.queue_timeout_ms)
 note('idem', idem)
 note('key', new.key)
+note('tp', new.trace)
 note('chg', charged)
 note('w', weight ~= 1000 and weight)
 if new.several then note('run', new.again and 'an earlier one' or string.match(call('INFO', 'server'), 'run_id:(%x+)')) end

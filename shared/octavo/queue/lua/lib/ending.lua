@@ -18,7 +18,7 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries')
+    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries', 'tp')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
@@ -28,7 +28,7 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
   local stream_s, result_s, idempotency_s = string.match(job.ret, '(%d+) (%d+) (%d+)')
   if job.nf then  -- before anything is counted: where this fails, the end is told again
     --- @include events
-    note_end(id, job.nf, job.tn, status, job.is_cut)
+    note_end(id, job.nf, job.tn, status, job.is_cut, job.tp)
   end
   if job.st == 'queued' then
     leave_queue(id, job, 0)

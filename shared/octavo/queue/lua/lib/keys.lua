@@ -1,7 +1,7 @@
 -- All keys of a cell carry the hash tag of its prefix P:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
 --                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt nf key chg w
---                                tries f1
+--                                tries f1 tp
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
@@ -13,7 +13,7 @@
 --                                sequences; length of its lease in ms; there once it was erased; batch, place and index
 --                                of its line; job or response: its end is an event of such; id of the API key that
 --                                asked, marks of the buckets that it drew on, weight of its tenant in thousandths; the
---                                latest attempts: lib/attempts.lua; the ms of its first tokens)
+--                                latest attempts: lib/attempts.lua; the ms of its first tokens; the context of its trace)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
@@ -57,11 +57,11 @@
 --   P:fq                  HASH   bytes of files by tenant
 --   P:mark                STRING which storage the files are in
 --   P:bt:<id>             HASH   tn ep in win ct dl st model total cur done failed u_in u_cached u_out u_reason meta oexp key
---                                errs out err tok ftok wid, <state>_at (tenant, endpoint, input file, window as it was asked
+--                                errs out err tok ftok wid tp, <state>_at (tenant, endpoint, input file, window as it was asked
 --                                for, times created and due in ms, state, model, lines, places submitted, lines that
 --                                succeeded and that failed, their tokens, metadata, seconds that outputs are kept, errors of
 --                                the file, id of the API key that asked, output and error file, owner's token, token
---                                that finished it, clerk)
+--                                that finished it, clerk, context of its trace)
 --   P:bto:<id>  P:bte:<id>  ZSET  jobs of a batch that are open; that have ended and whose line is in no part: by place
 --   P:btp:<id>            LIST   its parts that count
 --   P:bts  P:btL          ZSET   batches by the ms from which they may be taken, and at which their owner's lease ends
@@ -77,9 +77,9 @@
 --                                signs too, ms at which it was switched off)
 --   P:endpoints           ZSET   all endpoints as P:jobs has jobs
 --   P:hs:<tenant>         HASH   types of events by endpoint, of those that are switched on
---   P:hd:<endpoint>:<event>  HASH  a delivery: tn typ of at st n due ans tok ft (tenant, type, what the event tells of, ms of
+--   P:hd:<endpoint>:<event>  HASH  a delivery: tn typ of at st n due ans tok ft tp (tenant, type, what the event tells of, ms of
 --                                the event, waiting or failed, tries, ms from which the next one may begin, the last answer,
---                                owner's token, ms at which it was given up)
+--                                owner's token, ms at which it was given up, context of its trace)
 --   P:hq:<endpoint>  P:hl:<endpoint>  P:hf:<endpoint>  ZSET  its deliveries that wait, by the ms from which they may be tried;
 --                                that are tried, by the end of the lease; that failed to the end, by the ms at which they did
 --   P:hr:<tenant>  P:ht   ZSET   endpoints of a tenant, and tenants, by the ms at which their turn comes
