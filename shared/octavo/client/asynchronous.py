@@ -9,7 +9,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack
 
-from octavo.client.fleet import FleetQueries
+from octavo.client.dead_letters import DeadLetterDesk
 from octavo.client.handles import AsyncJob
 from octavo.client.read_tokens import read_token, secret_for
 from octavo.client.requests import Asked, Prompt, RequestFields, build_request, checked_tenant, write_down
@@ -23,17 +23,15 @@ from octavo.queue.connection import connect, connect_listener, default_url
 from octavo.queue.jobs import (
     Keeping,
     Listed,
+    Submission,
     has_job,
     info_query,
-    list_dead_letters,
     list_jobs,
     not_found,
     read_attachment,
     read_info,
     read_keeping,
     read_outcome,
-    read_submission,
-    remove_dead_letters,
 )
 from octavo.queue.keys import Keys
 from octavo.queue.pages import Page, read_job_page, read_tail
@@ -44,7 +42,7 @@ from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import JobStatus
-from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
+from octavo.terms.models import Event, JobInfo, JobRequest, Result
 from octavo.terms.positions import Position
 
 DEFAULT_TENANT = "default"
@@ -53,7 +51,7 @@ T = TypeVar("T")
 _Answers = list[AsyncJob | OctavoError]
 
 
-class AsyncClient(FleetQueries):
+class AsyncClient(DeadLetterDesk):
     """A service's door to the queue. One object serves any number of jobs and streams over a constant number of
     connections; it belongs to one event loop. Nothing is sent before the first call.
 
@@ -333,29 +331,15 @@ class AsyncClient(FleetQueries):
         async with self._asking():
             return await read_chat(self._redis, self._keys, tenant, chat_id)
 
-    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """Jobs that were given up, the latest first."""
-        async with self._asking():
-            return await list_dead_letters(self._redis, self._keys, limit)
-
-    async def requeue(self, job_id: str) -> AsyncJob:
-        """Submit a job that was given up once more, as a new job with the same request, tenant, API key and seed, and
-        take it off the list of dead letters. A repeated call gives the same job. Raises JobNotFound, and InvalidRequest
-        for a job that was not given up."""
-        async with self._asking():
-            given_up = await read_submission(self._redis, job_id)
+    async def _submit_again(self, job_id: str, given_up: Submission) -> AsyncJob:
         sampling = given_up.request.sampling.model_copy(update={"seed": given_up.seed})
-        request = given_up.request.model_copy(update={"sampling": sampling})
-        job = await self.submit(
-            request,
+        return await self.submit(
+            given_up.request.model_copy(update={"sampling": sampling}),
             tenant=given_up.tenant,
             idempotency_key=f"requeue:{job_id}",
             key_id=given_up.key_id,
             trace=given_up.trace,
         )
-        async with self._asking():
-            await remove_dead_letters(self._redis, self._keys, job_id)
-        return job
 
     async def check_writable(self) -> None:
         """Raises QueueFull or ServerUnavailable where the server would refuse a job: it is full, a replica, or does not

@@ -17,7 +17,7 @@ from octavo.queue.overview.attempts import attempts
 from octavo.queue.streams import assemble, events_of_result, parse_entries, read_stream, result_of_events
 from octavo.terms.errors import InvalidRequest, JobNotFound, MalformedMessage
 from octavo.terms.messages import JobStatus
-from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
+from octavo.terms.models import Event, JobInfo, JobRequest, Result
 from octavo.terms.tracing.context import TraceContext
 
 _ALWAYS = (
@@ -25,7 +25,7 @@ _ALWAYS = (
     *(JobHash.CREATED_MS, JobHash.TOKENS, JobHash.ATTEMPTS, JobHash.CRASHES),
 )
 _PACKED = (JobHash.ERROR, JobHash.METADATA, JobHash.USAGE, JobHash.PROGRESS)
-_TIMES = (JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.FIRST_TOKEN_MS)
+_TIMES = (JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.FIRST_TOKEN_MS, JobHash.NOT_BEFORE_MS)
 _FIELDS = (*_ALWAYS, *_TIMES, JobHash.WORKER, JobHash.ASKED, JobHash.TRACE, *_PACKED, JobHash.TRIES)
 _APART = {*_PACKED, JobHash.TRIES, JobHash.TRACE}  # no text, or a stranger's
 _PAGE = 200
@@ -149,26 +149,6 @@ async def list_jobs(
     return found[:limit]
 
 
-async def list_dead_letters(connection: redis.asyncio.Redis, keys: Keys, limit: int) -> list[DeadLetter]:
-    """The latest `limit` jobs that were given up, newest first."""
-    entries: Any = await connection.xrevrange(keys.dead_letters, count=limit)
-    letters = []
-    for entry_id, fields in entries:
-        with suppress(KeyError, ValueError):  # something else wrote into the stream
-            letters.append(_dead_letter(entry_id, fields))
-    return letters
-
-
-def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
-    return DeadLetter(
-        job_id=fields[b"id"].decode(),
-        reason=fields.get(b"why", b"dead_lettered").decode(),
-        at=int(entry_id.partition(b"-")[0]) / 1000,
-        worker=fields.get(b"wid", b"").decode() or None,
-        attempts=int(fields.get(b"ep", 0)),
-    )
-
-
 async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submission:
     """The request of a job that was given up. Raises JobNotFound, and InvalidRequest if it is not there any more."""
     fields = (
@@ -230,13 +210,6 @@ async def read_request(url: str, job_id: str) -> JobRequest:
     return wire.decode_request(body)
 
 
-async def remove_dead_letters(connection: redis.asyncio.Redis, keys: Keys, job_id: str) -> None:
-    """Take a job off the list."""
-    entries: Any = await connection.xrange(keys.dead_letters)
-    if gone := [entry_id for entry_id, fields in entries if fields.get(b"id") == job_id.encode()]:
-        await connection.xdel(keys.dead_letters, *gone)
-
-
 async def _read_infos(connection: redis.asyncio.Redis, ids: Sequence[str]) -> list[JobInfo]:
     pipeline = connection.pipeline(transaction=False)
     known = []
@@ -286,6 +259,7 @@ def _parsed(job_id: str, row: dict[JobHash, bytes | None]) -> JobInfo:
         progress=wire.decode_progress(progress) if progress else None,
         first_token_at=_seconds(text.get(JobHash.FIRST_TOKEN_MS)),
         history=attempts(row[JobHash.TRIES] or b""),
+        not_before=_seconds(text.get(JobHash.NOT_BEFORE_MS)),
         trace_id=_trace_id(row[JobHash.TRACE] or b""),
     )
 

@@ -156,7 +156,7 @@ class Cell:
         RateLimited, TenantSuspended, InvalidRequest for more tokens than the tenant may ask for, and Fenced for the job
         of a `line` that the caller may not submit any more."""
         try:
-            body = wire.encode_request(request.model_copy(update={"notify": False}) if request.notify else request)
+            body = wire.encode_request(_bare(request))
             named = {
                 "id": job_id,
                 "body": body,
@@ -318,6 +318,13 @@ def _packed(arguments: object) -> bytes:
     return packed
 
 
+def _bare(request: JobRequest) -> JobRequest:
+    """What a worker needs of it, and no more: earlier versions know no other fields."""
+    if request.notify or request.not_before is not None:
+        return request.model_copy(update={"notify": False, "not_before": None})
+    return request
+
+
 def _asked(request: JobRequest) -> dict[str, bytes | str | int | None]:
     """Arguments of `enqueue` that say what was asked for."""
     prompt_tokens, limit = _estimate_prompt_tokens(request), request.sampling.max_tokens
@@ -328,6 +335,7 @@ def _asked(request: JobRequest) -> dict[str, bytes | str | int | None]:
         "cost": prompt_tokens + request.sampling.width * (_UNBOUNDED_TOKENS if limit is None else limit),
         "timeout_ms": _milliseconds(request.timeout_s),
         "queue_timeout_ms": _milliseconds(request.queue_timeout_s),
+        "not_before": _milliseconds(request.not_before),
         "metadata": wire.encode_metadata(request.metadata) if request.metadata else None,
         "max_tokens": limit,
         "several": request.sampling.n > 1 or None,

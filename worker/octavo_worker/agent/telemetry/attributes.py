@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 
-from octavo.queue.keys import submitted_at
 from octavo.queue.protocol import Claim
 from octavo.terms.messages import JobStatus, Terminal
 from octavo.terms.models import Attempt, JobRequest
@@ -71,7 +70,7 @@ def outcome(job: ActiveJob, terminal: Terminal) -> dict[str, Value]:
     if terminal.status is JobStatus.COMPLETED:
         found[names.RESPONSE_FINISH_REASONS] = [sequence.finish_reason or "length" for sequence in job.sequences]
     if job.computed_at is not None and job.claim.offset == 0:
-        waited_s = time.time() - submitted_at(job.claim.job_id).timestamp()
+        waited_s = time.time() - job.claim.waits_since
         found[names.RESPONSE_FIRST_CHUNK] = max(0.0, waited_s - (time.monotonic() - job.computed_at))
     return found
 

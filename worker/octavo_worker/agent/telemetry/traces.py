@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from octavo.queue.keys import submitted_at
 from octavo.queue.protocol import Claim, Parting
 from octavo.service.tracing.wanted import open_tracing
 from octavo.terms.messages import JobStatus, Terminal
@@ -82,7 +81,7 @@ def _untold(claim: Claim, here: Attempt) -> Iterator[tuple[int, Attempt, float]]
         number = claim.attempt - (len(attempts) - 1 - place)
         before = attempts[place - 1].ended_at if place else None
         if before is None:
-            before = submitted_at(claim.job_id).timestamp()
+            before = claim.waits_since
         yield number, attempts[place], before
 
 

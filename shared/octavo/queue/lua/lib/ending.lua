@@ -18,7 +18,7 @@ end
 
 local function job_to_end(id)
   return fields(id, 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est', 'cost', 'idem', 'ret',
-    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries', 'tp')
+    'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries', 'tp', 'ltr')
 end
 
 -- The one way a job ends. `facts` are fields to set besides. `result` false: a job without an owner has none, and
@@ -65,7 +65,7 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
   else
     call('EXPIRE', key('t', id), result_s)
   end
-  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg'}
+  local hash, gone = key('j', id), {'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg', 'ltr', 'pz'}
   if not redrivable then gone[#gone + 1] = 'body' end
   -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
   if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then gone[#gone + 1] = 'run' end

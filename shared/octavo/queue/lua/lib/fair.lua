@@ -11,6 +11,7 @@ local function price_of(job, cost)
 end
 
 local function leave_queue(id, job, price)
+  if job.ltr then call('ZREM', key('later'), id) end
   if string.find(job.lane, '^resume') or string.find(job.lane, '^solo') then
     call('ZREM', key('b', job.lane, job.mdl), id)
     call('ZREM', key('bound', job.mdl), id)

@@ -1,7 +1,7 @@
 -- All keys of a cell carry the hash tag of its prefix P:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
 --                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt nf key chg w
---                                tries f1 tp
+--                                tries f1 tp nb ltr pz
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
@@ -13,7 +13,9 @@
 --                                sequences; length of its lease in ms; there once it was erased; batch, place and index
 --                                of its line; job or response: its end is an event of such; id of the API key that
 --                                asked, marks of the buckets that it drew on, weight of its tenant in thousandths; the
---                                latest attempts: lib/attempts.lua; the ms of its first tokens; the context of its trace)
+--                                latest attempts: lib/attempts.lua; the ms of its first tokens; the context of its trace; the
+--                                ms before which it was not to start; whether it waits for that; ms of its lane's pauses
+--                                when it began to wait, if it must start within a time)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
@@ -31,7 +33,7 @@
 --   P:L  P:D  P:x         ZSET   job by lease expiry, by deadline, "<id> <tenant>" by end of retention (ms)
 --   P:jobs                ZSET   all job ids, and ":<tenant>:<id>" for each (score 0: sorted by id, hence by time); of
 --                                batches' jobs "~<id>" and ":<tenant>:~<id>"
---   P:q  P:q:<tenant>     HASH   queued, running, bytes (and queued:<model> in the first, in the second back: those of the
+--   P:q  P:q:<tenant>     HASH   queued, running, bytes (and queued:<model>, later:<model> in the first, in the second back: those of the
 --                                queued that lost their worker); zero is absent
 --   P:i:<tenant>:<key>    STRING idempotency: "<id> <hash of the request>"
 --   P:mended             STRING there for two seconds after damaged keys were mended (expires)
@@ -48,6 +50,9 @@
 --   P:lim:<tenant>        HASH   limits by scope: lib/limits.lua;  P:limited  ZSET tenants that ever had some (score 0)
 --   P:bk:<tenant>         HASH   buckets of these limits: lib/buckets.lua
 --   P:kept:<tenant>       HASH   bytes of attachments by job, also of those that have ended; their sum is 'stored' of P:q:<tenant>
+--   P:pauses              HASH   lanes that are or were paused: lib/pauses.lua
+--   P:held:<class>:<model>  ZSET  jobs of a paused lane, by the ms until which they would have had to start
+--   P:later               ZSET   jobs that start not before a time, by that in ms
 --   P:pk:<tenant>         SET    '<class> <model>' where it is parked: lib/parking.lua;  P:parked:<model>  ZSET tenants there
 --   P:use:<hour>:<tenant>  P:useh:<day>:<tenant>  P:used:<month>:<tenant>  HASH  the account of usage by minutes, hours and days
 --   P:usage  P:fold       ZSET   tenants by the last hour in which they used anything; what is to be folded, by ms
