@@ -34,6 +34,12 @@ def long_since(world: Any, *classes: Priority) -> None:
         world.redis.hset(name, f"{priority} {MODEL}", b"%s %d" % (over, int(since) - 3_600_000))
 
 
+def just_past(world: Any, job_id: str) -> None:
+    """As if the time for its start had ended a second ago."""
+    world.redis.hset(world.keys.job(job_id), "qdl", int(time.time() * 1000) - 1000)
+    world.lapse(job_id, due="D")
+
+
 def test_a_paused_lane_hands_nothing_out_and_others_do(world, request_of) -> None:
     waiting = world.enqueue(request_of())
     filler = world.enqueue(request_of(priority="batch"))
@@ -96,9 +102,21 @@ def test_the_time_before_a_pause_and_after_it_counts(world, request_of) -> None:
     long_since(world, "normal")
     resume(world)
     job = world.enqueue(request_of(queue_timeout_s=60))
-    world.pass_limit(job, "qdl")
+    just_past(world, job)
     world.reap()
     assert world.status(job) == "expired", "an earlier pause is no part of its wait"
+
+
+def test_a_pause_before_its_time_is_no_part_of_a_later_job_s_wait(world, request_of) -> None:
+    job = world.enqueue(request_of(not_before=time.time() + 1000, queue_timeout_s=60))
+    pause(world)
+    long_since(world, "normal")
+    resume(world)
+    world.lapse(job, due="later")
+    world.reap()
+    just_past(world, job)
+    world.reap()
+    assert world.status(job) == "expired"
 
 
 def test_a_deadline_holds_in_a_paused_lane(world, request_of) -> None:
@@ -109,6 +127,7 @@ def test_a_deadline_holds_in_a_paused_lane(world, request_of) -> None:
     world.redis.hset(world.keys.job(job), "qdl", int(time.time() * 1000) - 10)
     world.reap()
     assert world.status(job) == "queued"
+    assert world.redis.zscore(f"{world.keys.prefix}:D", job) == int(world.state(job)["dl"])
     world.pass_limit(job, "dl")
     world.reap()
     assert world.status(job) == "expired"
