@@ -6,7 +6,9 @@ import asyncio
 import gc
 import logging
 import multiprocessing
+import os
 import signal
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -17,6 +19,7 @@ from typing import Any
 from fastapi import Depends, FastAPI
 
 from octavo import AsyncClient
+from octavo.service.tracing.wanted import open_tracing
 from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError
 from octavo_gateway import errors
@@ -26,6 +29,7 @@ from octavo_gateway.durable import answers as durable
 from octavo_gateway.http import rates
 from octavo_gateway.http.origins import Cors, OriginCheck, is_loopback
 from octavo_gateway.http.requests import HEADER, IGNORED, RequestLog
+from octavo_gateway.http.tracing import Traced
 from octavo_gateway.reaper import reap_forever
 from octavo_gateway.routes import add_routes, methods_and_paths
 from octavo_gateway.settings import GatewaySettings
@@ -76,6 +80,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
     app.add_middleware(OriginCheck, settings=settings, keyring=keyring)
     exposed = ["Location", "Retry-After", HEADER, IGNORED, *rates.HEADERS, *durable.HEADERS, *ui.HEADERS]
     app.add_middleware(Cors, settings=settings, keyring=keyring, exposed=exposed)
+    app.add_middleware(Traced)
     app.add_middleware(RequestLog)  # the last one is the outermost
     return app
 
@@ -83,8 +88,15 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
 @asynccontextmanager
 async def _running(settings: GatewaySettings, keyring: Keyring, secret: Secret | None) -> AsyncIterator[Gateway]:
     metrics = Metrics()
-    client = AsyncClient(settings.redis_url, limits=settings.limits, retention=settings.retention, watch=metrics.saw)
-    gateway = Gateway(settings, keyring, secret, client, metrics)
+    tracing = open_tracing("octavo-gateway", f"{socket.gethostname()}-{os.getpid()}")
+    client = AsyncClient(
+        settings.redis_url,
+        limits=settings.limits,
+        retention=settings.retention,
+        watch=metrics.saw,
+        tracer=None if tracing is None else tracing.tracer,
+    )
+    gateway = Gateway(settings, keyring, secret, client, metrics, tracing)
     gateway.spawn(reap_forever(client))
     if gateway.key_cache is not None and not keyring.is_open:
         gateway.spawn(gateway.key_cache.listen())

@@ -20,6 +20,7 @@ from octavo_gateway.auth.callers import caller_of
 from octavo_gateway.cards import Cards
 from octavo_gateway.errors import ApiError
 from octavo_gateway.http.streams import unless_disconnected
+from octavo_gateway.http.tracing import trace_of
 from octavo_gateway.status.metrics import Metrics
 
 KeyHeader = Annotated[IdempotencyKey | None, Header()]
@@ -99,7 +100,7 @@ class Door:
                 first, entry.grammar_field, tenant=entry.tenant, of_tools=entry.tool_schema
             )
             await unless_disconnected(request, checking)
-        jobs = await self._submitted(entry, caller.key_id)
+        jobs = await self._submitted(entry, caller.key_id, trace_of(request))
         request.state.rates = next((job.rates for job in reversed(jobs) if job.rates is not None), None)
         if created := sum(job.created for job in jobs):
             self._metrics.jobs_submitted.labels(first.model, first.priority).inc(created)
@@ -127,7 +128,7 @@ class Door:
             headers={"Retry-After": str(_RETRY_AFTER_S)},
         )
 
-    async def _submitted(self, entry: Entry, key_id: str) -> list[AsyncJob]:
+    async def _submitted(self, entry: Entry, key_id: str, trace: str) -> list[AsyncJob]:
         repeatable = entry.repeatable
         fingerprint = b"" if repeatable is None else repeatable.fingerprint
         if len(entry.jobs) == 1:
@@ -141,6 +142,7 @@ class Door:
                     fingerprint=fingerprint,
                     key_id=key_id,
                     background=entry.background,
+                    trace=trace,
                 )
             ]
         answers = await self._client.submit_many(
@@ -150,6 +152,7 @@ class Door:
             follow=entry.follow,
             fingerprint=fingerprint,
             key_id=key_id,
+            trace=trace,
         )
         jobs = [answer for answer in answers if isinstance(answer, AsyncJob)]
         refusals = [answer for answer in answers if isinstance(answer, OctavoError)]

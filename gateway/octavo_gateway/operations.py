@@ -234,6 +234,21 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("delete", _KEY): Operation("revokeKey", "Revoke a key"),
     ("get", "/v1/stats"): Operation("getStats", "Look at lanes, workers, batches and dead letters"),
     ("get", "/v1/fleet/events"): Operation("followFleet", "Follow the fleet"),
+    ("get", "/v1/fleet/lanes"): Operation("listPausedLanes", "List the lanes that are paused"),
+    ("post", "/v1/fleet/lanes"): Operation(
+        "changeLanes",
+        "Pause lanes, or let them go on",
+        {
+            "all of a model": {"model": "demo", "paused": True},
+            "one class": {"model": "demo", "priority": "batch", "paused": False},
+        },
+    ),
+    ("get", "/v1/fleet/dead_letters"): Operation("listDeadLetters", "List jobs that were given up"),
+    ("post", "/v1/fleet/dead_letters"): Operation(
+        "actOnDeadLetters",
+        "Requeue or purge jobs that were given up",
+        {"of a model": {"action": "requeue", "model": "demo"}, "all": {"action": "purge", "all": True}},
+    ),
     ("get", "/livez"): Operation("isAlive", "Say that the process answers"),
     ("get", "/readyz"): Operation("isReady", "Say that requests can be accepted"),
     ("get", "/ping"): Operation("ping", "Say that requests can be accepted"),

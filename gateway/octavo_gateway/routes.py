@@ -44,8 +44,9 @@ from octavo_gateway.http.body import add_schemas
 from octavo_gateway.jobs import routes as jobs
 from octavo_gateway.jobs import tokens
 from octavo_gateway.jobs.tokens import TokenRequest
-from octavo_gateway.live import buttons
+from octavo_gateway.live import buttons, lanes
 from octavo_gateway.live import routes as live
+from octavo_gateway.live.lanes import DeadLettersAction, LaneChange
 from octavo_gateway.openai import chat, completions, models, responses
 from octavo_gateway.operations import name_operations
 from octavo_gateway.page import routes as pages
@@ -56,13 +57,14 @@ from octavo_gateway.webhooks import routes as webhooks
 
 _PARTS = (
     *(jobs, tokens, durable, chat, completions, responses, files, batches, models, webhooks),
-    *(ui, anthropic, tokenizer, workers, live, buttons, health, pages, projects, accounts, keys, limits, usage),
+    *(ui, anthropic, tokenizer, workers, live, buttons, lanes, health, pages, projects, accounts, keys, limits, usage),
 )
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),
     *(TokenizeRequest, DetokenizeRequest, ResponseRequest, TokenRequest, BatchRequest, LimitRequest),
     *(ProjectRequest, ProjectChange, AccountRequest, AccountChange, KeyRequest, KeyChange, KeyRotation),
     *(EndpointRequest, EndpointUpdate, RotateRequest, WebhookTestRequest, ResendRequest),
+    *(LaneChange, DeadLettersAction),
 )
 """Bodies that routes read themselves, so that FastAPI does not know of them."""
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo import AsyncClient
 from octavo.client.batches import BatchClient
@@ -29,6 +29,9 @@ from octavo_gateway.settings import GatewaySettings
 from octavo_gateway.status.metrics import Metrics
 from octavo_gateway.status.tenants import TenantFigures
 from octavo_gateway.webhooks.endpoints import Endpoints
+
+if TYPE_CHECKING:
+    from octavo.service.tracing.tracing import Tracing
 
 _PROBE_S = 1.0
 _LOADED_AT_ONCE = 2  # results, each of which may have megabytes
@@ -68,12 +71,14 @@ class Gateway:
         secret: Secret | None,
         client: AsyncClient,
         metrics: Metrics,
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings
         self.keyring = keyring
         self.read_tokens = None if secret is None else ReadTokens(secret)
         self.client = client
         self.metrics = metrics
+        self.tracing = tracing
         digests = None if secret is None else KeyDigests(secret)
         self.keys = KeyClient(settings.redis_url, digests, watch=metrics.saw)
         self.key_cache = None if digests is None else KeyCache(self.keys, digests, self.spawn)
@@ -114,3 +119,5 @@ class Gateway:
         await self.keys.close()
         await self.webhooks.client.close()
         await self.client.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)

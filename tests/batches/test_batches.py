@@ -21,6 +21,7 @@ from octavo import AsyncClient
 from octavo.client.keys import KeyClient
 from octavo.queue.calls import run_sync
 from octavo.queue.tenants.limits import TenantCell
+from octavo.queue.webhooks.calls import WebhookCell
 from octavo.service.clerk.desk import Desk
 from octavo.service.storage import open_storage
 from octavo.terms.access.api_keys import KeyDigests
@@ -279,3 +280,20 @@ async def test_another_clerk_goes_on_where_one_ended(ai, redis_url, redis_sync, 
     assert sorted(one["custom_id"] for one in lines) == sorted(f"{number}" for number in range(200))
     assert batch.usage.output_tokens == 200 * 6
     assert await open_storage(str(folder)).names("parts") == []
+
+
+async def test_jobs_and_the_event_of_a_batch_are_in_the_trace_of_its_creation(
+    ai, worker, clerk, redis_sync: redis.Redis
+) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    endpoint = run_sync(
+        redis_sync,
+        WebhookCell().put("we_1", "acme", is_new=True, name="n", url="https://a.b/c", event_types=["batch.completed"]),
+    )
+    assert endpoint == "ok"
+    made = await begin(ai, encoded(line("a"), line("b")), extra_headers={"traceparent": trace})
+    await reach(ai, made.id, "completed")
+    jobs = list(redis_sync.scan_iter("{c00}:j:*"))
+    assert [redis_sync.hget(name, "tp") for name in jobs] == [trace.encode()] * 2
+    (tried,) = run_sync(redis_sync, WebhookCell().claim(lease_ms=1000, most=5)).due
+    assert (tried.of, tried.trace) == (made.id, trace)

@@ -47,7 +47,7 @@ def test_the_wheel_holds_our_three_packages_with_their_data_and_nothing_else(tmp
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("shared/octavo", ("cli", "celery", "local", "grammar", "clerk", "objects")),
+        ("shared/octavo", ("cli", "celery", "local", "grammar", "clerk", "objects", "otel")),
         ("gateway/octavo_gateway", ("gateway", "cli", "grammar")),
         ("worker/octavo_worker", ("worker", "cli", "bench", "grammar")),
     ],

@@ -60,7 +60,7 @@ BUDGETS = {
     "octavo.dialects": 7800,
     "octavo.client": 2720,
     "octavo.queue": 5460,
-    "octavo.terms": 3230,
+    "octavo.terms": 3400,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""

@@ -41,11 +41,13 @@ class HookBench:
         assert self.run(call) == "ok"
         return made
 
-    def submit(self, tenant: str = "acme", *, notify: bool = True, background: bool = False, **fields: Any) -> str:
+    def submit(
+        self, tenant: str = "acme", *, notify: bool = True, background: bool = False, trace: str = "", **fields: Any
+    ) -> str:
         request = JobRequest(model="m", prompt="p", notify=notify, **fields)
         call = CELL.enqueue(
             KEYS.new_job_id(), request, seed=1, tenant=tenant, idempotency_key=None, limits=Limits(),
-            retention=Retention(), background=background,
+            retention=Retention(), background=background, trace=trace,
         )  # fmt: skip
         return str(self.run(call).job_id)
 

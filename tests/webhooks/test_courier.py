@@ -8,6 +8,7 @@ import json
 
 import openai
 import pytest
+from collector import collecting
 from couriers import delivering, secrets
 from openai.types.webhooks import ResponseCompletedWebhookEvent
 from receivers import Received, Receiver
@@ -15,7 +16,9 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from waiting import until
 from webhook_bench import HOOK_KEYS, HOOKS, HookBench
 
+from octavo.service.tracing.tracing import Tracing
 from octavo.service.webhooks.courier import PAUSES_S
+from octavo.terms.tracing.context import TraceContext
 
 QUICK = (0.0,) * 11
 
@@ -205,3 +208,31 @@ async def test_a_server_that_is_away_for_a_moment_loses_nothing(
             await until(lambda event=event: event in receiver.ids("/200"))
             await asyncio.sleep(0)
         await until(lambda: not bench.leftovers())
+
+
+async def test_deliveries_are_in_the_trace_of_what_they_tell_of(
+    bench: HookBench, receiver: Receiver, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.endpoint(url=receiver.url("/200"))
+    trace = TraceContext("a" * 32, "b" * 16, True)
+    bench.submit(trace=str(trace))
+    bench.end()
+    async with delivering(redis_url):
+        await until(lambda: receiver.received and not bench.leftovers())
+    assert receiver.received[0].headers["traceparent"] == str(trace)
+    bench.submit(trace=str(trace))
+    bench.end()
+    bench.event()
+    with collecting() as collector:
+        collector.asked(monkeypatch)
+        tracing = Tracing("octavo-clerk", "one")
+        async with delivering(redis_url, tracing=tracing):
+            await until(lambda: len(receiver.received) == 3 and not bench.leftovers())
+        await asyncio.to_thread(tracing.close)
+    (span,) = collector.spans
+    sent = [one.headers.get("traceparent") for one in receiver.received[1:]]
+    assert sorted(filter(None, sent)) == [f"00-{span.trace_id}-{span.span_id}-01"]
+    assert (span.trace_id, span.parent_id, span.kind) == (trace.trace_id, trace.span_id, "client")
+    assert span.attributes["http.response.status_code"] == 200
+    assert span.attributes["octavo.webhook.event"] == "job.completed"
+    assert str(receiver.port) not in str(span.attributes)

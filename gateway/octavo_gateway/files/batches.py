@@ -17,12 +17,14 @@ from octavo_gateway.errors import ApiError
 from octavo_gateway.files.kept import Kept
 from octavo_gateway.files.routes import Files, page
 from octavo_gateway.http.body import described, json_body
+from octavo_gateway.http.tracing import trace_of
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 
 @router.post("", openapi_extra=described(BatchRequest))
 async def create(
+    request: Request,
     caller: CurrentCaller,
     files: Files,
     body: Annotated[BatchRequest, Depends(json_body(BatchRequest))],
@@ -47,6 +49,7 @@ async def create(
         metadata=body.metadata,
         output_expires_s=expiry.seconds if expiry is not None else None,
         key_id=caller.key_id,
+        trace=trace_of(request),
     )
     info = await files.client.create(new, idempotency_key=idempotency_key)
     if info is None:

@@ -23,7 +23,8 @@ _FOR_BROWSERS = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",  # pages that CORS admits ask in its way
 }
-_QUIET = ("/livez", "/readyz", "/health", "/ping", "/metrics")
+QUIET = ("/livez", "/readyz", "/health", "/ping", "/metrics")
+"""Paths that are asked for all the time."""
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception:
-            log.exception("request failed", extra={"request_id": request_id, "path": _route(scope)})
+            log.exception("request failed", extra={"request_id": request_id, "path": route_of(scope)})
             if status is None:
                 await INTERNAL_ERROR.response(scope)(scope, receive, send_with_id)
         finally:
@@ -71,7 +72,7 @@ def _request_id(headers: Headers) -> str:
     return given if re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII) else uuid.uuid4().hex
 
 
-def _route(scope: Scope) -> str:
+def route_of(scope: Scope) -> str:
     """The route's pattern: a path has ids in it, and clients may send any."""
     return getattr(scope.get("route"), "path", "unknown")
 
@@ -83,11 +84,11 @@ def _ignored(scope: Scope) -> str:
 
 def _count(scope: Scope, status: int) -> None:
     if (gateway := scope.get("state", {}).get("gateway")) is not None:
-        gateway.metrics.http_requests.labels(scope["method"], _route(scope), status).inc()
+        gateway.metrics.http_requests.labels(scope["method"], route_of(scope), status).inc()
 
 
 def _log(scope: Scope, status: int, request_id: str, seconds: float) -> None:
-    level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+    level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
     fields = {
         "request_id": request_id,
         "method": scope["method"],

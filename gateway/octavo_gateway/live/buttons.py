@@ -36,9 +36,10 @@ class Control(Frozen):
     pid: int | None = None
 
 
-async def _pressed(
+async def pressed(
     request: Request, caller: CurrentCaller, x_octavo_page: Annotated[str, Header(max_length=100)] = ""
 ) -> None:
+    """A dependency of what a page of this gateway may change. Raises ApiError 403."""
     gateway: Gateway = request.state.gateway
     if not await gateway.client.is_page_token(x_octavo_page, caller.tenant):
         raise ApiError(403, "this page is too old, or is not the gateway's own: load it again", code="not_the_page")
@@ -60,17 +61,11 @@ async def show(request: Request, caller: CurrentCaller, job_id: str) -> dict[str
     return {**shown, "shows_content": True, "request": body, "texts": texts}
 
 
-@router.post("/requeue", dependencies=[Depends(_pressed)])
+@router.post("/requeue", dependencies=[Depends(pressed)])
 async def requeue(request: Request, body: Annotated[Requeued, Depends(json_body(Requeued))]) -> dict[str, Any]:
     """Submit jobs again that were given up: the new jobs by the old ones, and why others stay as they are."""
     gateway: Gateway = request.state.gateway
-    requeued, failed = {}, {}
-    for job_id in dict.fromkeys(body.job_ids):
-        try:
-            requeued[job_id] = (await gateway.client.requeue(job_id)).id
-        except OctavoError as error:
-            failed[job_id] = error.message
-    return {"object": "fleet.requeued", "requeued": requeued, "failed": failed}
+    return requeued_json(await gateway.client.requeue_each(body.job_ids))
 
 
 @router.get("/controls")
@@ -79,10 +74,17 @@ async def controls(request: Request) -> dict[str, Any]:
     return _answer(await _ask(request, Control(action="add"), only_look=True))
 
 
-@router.post("/controls", dependencies=[Depends(_pressed)])
+@router.post("/controls", dependencies=[Depends(pressed)])
 async def control(request: Request, body: Annotated[Control, Depends(json_body(Control))]) -> dict[str, Any]:
     """Change them. `409` for one that is not there."""
     return _answer(await _ask(request, body))
+
+
+def requeued_json(answer: tuple[dict[str, str], dict[str, OctavoError]]) -> dict[str, Any]:
+    """The new jobs by the old ones, and why others stay."""
+    requeued, failed = answer
+    told = {job_id: error.message for job_id, error in failed.items()}
+    return {"object": "fleet.requeued", "requeued": requeued, "failed": told}
 
 
 async def _ask(request: Request, body: Control, *, only_look: bool = False) -> tuple[Owned, ...]:

@@ -139,6 +139,7 @@ def _queue(
     yield family(queue.DEPTH, {(model,): count for model, count in depth.items()})
     yield family(queue.BACKLOG_TOKENS, {key: waiting.tokens for key, waiting in state.waiting.items()})
     yield family(queue.OLDEST_WAIT, {key: waiting.oldest_s for key, waiting in state.waiting.items()})
+    yield family(queue.LANE_PAUSED, {key: float(key in state.paused) for key in state.waiting})
     yield family(queue.WORKERS, {(model,): live[model] for model in models | live.keys()})
     yield family(queue.TAKEOVERS, {(model,): state.takeovers.get(model, 0) for model in models})
     yield family(queue.WRITES_REFUSED, {(model,): state.refused.get(model, 0) for model in models})

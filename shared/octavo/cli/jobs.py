@@ -16,6 +16,7 @@ from octavo.client.requests import checked_tenant
 from octavo.queue.connection import default_url
 from octavo.queue.jobs import locate, read_request
 from octavo.service.console import err, out
+from octavo.terms.errors import OctavoError
 from octavo.terms.logs import printable
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import DeadLetter, JobInfo
@@ -24,6 +25,8 @@ from octavo.terms.positions import Position
 app = typer.Typer(help="List, show, follow, cancel and requeue jobs.", no_args_is_help=True)
 
 JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False, callback=value_of(locate))]
+
+
 _COLOURS = {
     JobStatus.QUEUED: "yellow",
     JobStatus.RUNNING: "cyan",
@@ -177,9 +180,19 @@ def cancel(job_id: JobId, redis_url: RedisUrl = None, as_json: AsJson = False) -
         out.print(f"{job_id}: {status}")
 
 
+_Of = Annotated[str | None, typer.Option("--model", help="Only jobs of this model.")]
+_OfTenant = Annotated[
+    str | None, typer.Option("--tenant", help="Only this tenant's jobs.", callback=value_of(checked_tenant))
+]
+_Reason = Annotated[str | None, typer.Option("--reason", help="Only those for this: dead_lettered, job_damaged.")]
+
+
 @app.command("dead")
 def dead(
     limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
+    model: _Of = None,
+    tenant: _OfTenant = None,
+    reason: _Reason = None,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -187,7 +200,7 @@ def dead(
 
     async def listed() -> list[DeadLetter]:
         async with AsyncClient(redis_url) as client:
-            return await client.dead_letters(limit)
+            return await client.dead_letters(limit, model=model, tenant=tenant, reason=reason)
 
     found = asyncio.run(listed())
     if as_json:
@@ -200,15 +213,61 @@ def dead(
 
 
 @app.command("requeue")
-def requeue(job_id: JobId, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
-    """Submit a job that was given up once more: a new job with the same request and seed."""
+def requeue(
+    job_id: Annotated[
+        str | None, typer.Argument(help="Id of the job, without --all.", show_default=False, callback=value_of(locate))
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All, or those that the options name.")] = False,
+    model: _Of = None,
+    tenant: _OfTenant = None,
+    reason: _Reason = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a job that was given up once more, or many: new jobs with the same request and seed. Exit code 1 if one
+    stays."""
+    if every == (job_id is not None):
+        raise typer.BadParameter("give the id of a job, or --all", param_hint="JOB_ID")
 
-    async def again() -> str:
+    async def again() -> tuple[dict[str, str], dict[str, OctavoError]]:
         async with AsyncClient(redis_url) as client:
-            return (await client.requeue(job_id)).id
+            if job_id is not None:
+                return {job_id: (await client.requeue(job_id)).id}, {}
+            return await client.requeue_all(model=model, tenant=tenant, reason=reason)
 
-    new = asyncio.run(again())
+    new, stays = asyncio.run(again())
     if as_json:
-        print_json({"id": new, "requeued": job_id})
+        one = {"id": new[job_id], "requeued": job_id} if job_id is not None else None
+        print_json(one or {"requeued": new, "failed": {old: error.message for old, error in stays.items()}})
+    elif job_id is not None:
+        out.print(f"{job_id} goes on as {new[job_id]}: octavo jobs tail {new[job_id]}")
     else:
-        out.print(f"{job_id} goes on as {new}: octavo jobs tail {new}")
+        out.print(f"{len(new)} submitted again")
+    for old, error in stays.items():
+        err.print(f"{old} stays: {printable(error.message)}")
+    if stays:
+        raise typer.Exit(1)
+
+
+@app.command("purge")
+def purge(
+    every: Annotated[bool, typer.Option("--all", help="All that were given up.")] = False,
+    model: _Of = None,
+    tenant: _OfTenant = None,
+    reason: _Reason = None,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take jobs that were given up off their list, and drop their requests: they cannot be requeued any more."""
+    if not every and not (model or tenant or reason):
+        raise typer.BadParameter("name a model, a tenant or a reason, or give --all", param_hint="--all")
+
+    async def forget() -> int:
+        async with AsyncClient(redis_url) as client:
+            return await client.purge(model=model, tenant=tenant, reason=reason)
+
+    purged = asyncio.run(forget())
+    if as_json:
+        print_json({"purged": purged})
+    else:
+        out.print(f"{purged} purged")

@@ -7,32 +7,31 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
-from octavo.client.fleet import FleetQueries
+from octavo.client.dead_letters import DeadLetterDesk
 from octavo.client.handles import AsyncJob
 from octavo.client.read_tokens import read_token, secret_for
 from octavo.client.requests import Asked, Prompt, RequestFields, build_request, checked_tenant, write_down
 from octavo.client.submissions import Submissions
 from octavo.client.subscriber import Subscriber
 from octavo.client.tenants import Tenants
+from octavo.client.tracing import sending
 from octavo.queue.calls import Call, Watch, run, run_all, run_many
 from octavo.queue.chats import read_chat, store_chat
 from octavo.queue.connection import connect, connect_listener, default_url
 from octavo.queue.jobs import (
     Keeping,
     Listed,
+    Submission,
     has_job,
     info_query,
-    list_dead_letters,
     list_jobs,
     not_found,
     read_attachment,
     read_info,
     read_keeping,
     read_outcome,
-    read_submission,
-    remove_dead_letters,
 )
 from octavo.queue.keys import Keys
 from octavo.queue.pages import Page, read_job_page, read_tail
@@ -43,7 +42,7 @@ from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import JobStatus
-from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
+from octavo.terms.models import Event, JobInfo, JobRequest, Result
 from octavo.terms.positions import Position
 
 DEFAULT_TENANT = "default"
@@ -52,13 +51,14 @@ T = TypeVar("T")
 _Answers = list[AsyncJob | OctavoError]
 
 
-class AsyncClient(FleetQueries):
+class AsyncClient(DeadLetterDesk):
     """A service's door to the queue. One object serves any number of jobs and streams over a constant number of
     connections; it belongs to one event loop. Nothing is sent before the first call.
 
     Without `url`: `REDIS_URL`, else the service that runs on this machine, else `redis://localhost:6379`.
     `secret` signs read tokens; without it, that of the environment or of the service that runs on this machine does.
-    `watch` is told of every call of a script. Every method raises ServerUnavailable when the server cannot be reached.
+    `watch` is told of every call of a script. `tracer` is OpenTelemetry's for spans of submissions, by default the
+    application's. Every method raises ServerUnavailable when the server cannot be reached.
     """
 
     def __init__(
@@ -70,12 +70,14 @@ class AsyncClient(FleetQueries):
         retention: Retention | None = None,
         secret: Secret | None = None,
         watch: Watch | None = None,
+        tracer: Any | None = None,
     ) -> None:
         self._url = url or default_url()
         self._tenant = tenant
         self._limits = limits or Limits()
         self._retention = retention or Retention()
         self._secret = secret
+        self._tracer = tracer
         self._keys = Keys()
         self._cell = Cell(self._keys, watch)
         self._redis = connect(self._url)
@@ -109,6 +111,7 @@ class AsyncClient(FleetQueries):
         fingerprint: bytes = b"",
         background: bool = False,
         key_id: str = "",
+        trace: str = "",
         **fields: Unpack[RequestFields],
     ) -> AsyncJob:
         """Put a job into the queue: a prompt (text or token ids) or `messages`, a `model`, and any other field of
@@ -116,10 +119,10 @@ class AsyncClient(FleetQueries):
         the same job; `fingerprint` stands for what is to be repeated where that is more than the job. `follow` says
         that its events are read next, which then costs no round trip. `attachment` is kept with the job for as long as
         it is known, and no worker gets it. `background`: webhooks hear of its end as that of a response. `key_id` is
-        the id of the API key that asks. Raises InvalidRequest, UnknownModel, QueueFull, RateLimited, TenantSuspended,
-        IdempotencyConflict."""
+        the id of the API key that asks, `trace` the `traceparent` of a caller without a current span. Raises
+        InvalidRequest, UnknownModel, QueueFull, RateLimited, TenantSuspended, IdempotencyConflict."""
         job = Asked(build_request(prompt, **fields), idempotency_key, attachment, fingerprint, background)
-        (answer,) = await self._submit_batch([job], tenant, follow, key_id)
+        (answer,) = await self._submit_batch([job], tenant, follow, key_id, trace)
         if isinstance(answer, OctavoError):
             raise answer
         return answer
@@ -133,10 +136,11 @@ class AsyncClient(FleetQueries):
         follow: bool = False,
         fingerprint: bytes = b"",
         key_id: str = "",
+        trace: str = "",
     ) -> list[AsyncJob | OctavoError]:
         """Put many jobs into the queue in few round trips. A refused request has its error in its place, and so have
         the remaining ones when the server goes away after it has accepted others. `follow`, `fingerprint`,
-        `key_id`: see `submit`; all jobs have the same."""
+        `key_id`, `trace`: see `submit`; all jobs have the same."""
         if idempotency_keys is not None and len(idempotency_keys) != len(requests):
             raise ValueError(f"{len(idempotency_keys)} idempotency keys for {len(requests)} requests")
         keys: Sequence[str | None] = idempotency_keys or [None] * len(requests)
@@ -144,22 +148,26 @@ class AsyncClient(FleetQueries):
         answers: list[AsyncJob | OctavoError] = []
         for start in range(0, len(jobs), _BATCH):
             try:
-                answers += await self._submit_batch(jobs[start : start + _BATCH], tenant, follow, key_id)
+                answers += await self._submit_batch(jobs[start : start + _BATCH], tenant, follow, key_id, trace)
             except ServerUnavailable as error:
                 if not answers:
                     raise
                 return answers + [error] * (len(requests) - start)
         return answers
 
-    async def _submit_batch(self, batch: Sequence[Asked], tenant: str | None, follow: bool, key_id: str) -> _Answers:
+    async def _submit_batch(
+        self, batch: Sequence[Asked], tenant: str | None, follow: bool, key_id: str, trace: str
+    ) -> _Answers:
         ids = [self._keys.new_job_id() for _ in batch]
         accepted: set[str] = set()
         if follow:
             for job_id in ids:
                 self._subscriber.expect(job_id)
         try:
-            calls = await write_down(partial(self._enqueue, tenant, follow, key_id), ids, batch)
-            answers = await self._enqueue_all(calls)
+            model, sender = batch[0].request.model, tenant or self._tenant
+            with sending(self._tracer, trace, model=model, tenant=sender, jobs=len(batch)) as context:
+                calls = await write_down(partial(self._enqueue, tenant, follow, key_id, context), ids, batch)
+                answers = await self._enqueue_all(calls)
             accepted = {answer.id for answer in answers if isinstance(answer, AsyncJob)}
         finally:
             for job_id in ids:
@@ -168,7 +176,7 @@ class AsyncClient(FleetQueries):
         return answers
 
     def _enqueue(
-        self, tenant: str | None, follow: bool, key_id: str, job_id: str, job: Asked
+        self, tenant: str | None, follow: bool, key_id: str, trace: str, job_id: str, job: Asked
     ) -> Call[Enqueued] | OctavoError:
         seed = job.request.sampling.seed
         try:
@@ -185,6 +193,7 @@ class AsyncClient(FleetQueries):
                 fingerprint=job.fingerprint,
                 background=job.background,
                 key_id=key_id,
+                trace=trace,
             )
         except OctavoError as error:
             return error
@@ -322,25 +331,15 @@ class AsyncClient(FleetQueries):
         async with self._asking():
             return await read_chat(self._redis, self._keys, tenant, chat_id)
 
-    async def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        """Jobs that were given up, the latest first."""
-        async with self._asking():
-            return await list_dead_letters(self._redis, self._keys, limit)
-
-    async def requeue(self, job_id: str) -> AsyncJob:
-        """Submit a job that was given up once more, as a new job with the same request, tenant, API key and seed, and
-        take it off the list of dead letters. A repeated call gives the same job. Raises JobNotFound, and InvalidRequest
-        for a job that was not given up."""
-        async with self._asking():
-            given_up = await read_submission(self._redis, job_id)
+    async def _submit_again(self, job_id: str, given_up: Submission) -> AsyncJob:
         sampling = given_up.request.sampling.model_copy(update={"seed": given_up.seed})
-        request = given_up.request.model_copy(update={"sampling": sampling})
-        job = await self.submit(
-            request, tenant=given_up.tenant, idempotency_key=f"requeue:{job_id}", key_id=given_up.key_id
+        return await self.submit(
+            given_up.request.model_copy(update={"sampling": sampling}),
+            tenant=given_up.tenant,
+            idempotency_key=f"requeue:{job_id}",
+            key_id=given_up.key_id,
+            trace=given_up.trace,
         )
-        async with self._asking():
-            await remove_dead_letters(self._redis, self._keys, job_id)
-        return job
 
     async def check_writable(self) -> None:
         """Raises QueueFull or ServerUnavailable where the server would refuse a job: it is full, a replica, or does not

@@ -18,6 +18,8 @@ from octavo.queue.jobs import Keeping, Listed
 from octavo.terms.access.read_tokens import DEFAULT_S
 from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError
+from octavo.terms.fields import Priority
+from octavo.terms.fleet import PausedLane
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.messages import JobStatus, TokenizerAnswer
 from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
@@ -135,8 +137,27 @@ class Client:
     def jobs(self, **asked: Unpack[Listed]) -> list[JobInfo]:
         return self._wait(self._ready().client.jobs(**asked))
 
-    def dead_letters(self, limit: int = 100) -> list[DeadLetter]:
-        return self._wait(self._ready().client.dead_letters(limit))
+    def dead_letters(
+        self, limit: int = 100, *, model: str | None = None, tenant: str | None = None, reason: str | None = None
+    ) -> list[DeadLetter]:
+        return self._wait(self._ready().client.dead_letters(limit, model=model, tenant=tenant, reason=reason))
+
+    def requeue_all(
+        self, *, model: str | None = None, tenant: str | None = None, reason: str | None = None
+    ) -> tuple[dict[str, str], dict[str, OctavoError]]:
+        return self._wait(self._ready().client.requeue_all(model=model, tenant=tenant, reason=reason))
+
+    def purge(self, *, model: str | None = None, tenant: str | None = None, reason: str | None = None) -> int:
+        return self._wait(self._ready().client.purge(model=model, tenant=tenant, reason=reason))
+
+    def pause(self, model: str, priority: Priority | None = None) -> int:
+        return self._wait(self._ready().client.pause(model, priority))
+
+    def resume(self, model: str, priority: Priority | None = None) -> int:
+        return self._wait(self._ready().client.resume(model, priority))
+
+    def paused_lanes(self) -> list[PausedLane]:
+        return self._wait(self._ready().client.paused_lanes())
 
     def requeue(self, job_id: str) -> Job:
         return Job(self, self._wait(self._ready().client.requeue(job_id)))

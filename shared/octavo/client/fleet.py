@@ -12,13 +12,16 @@ from octavo.client.pins import announce, build_pin, drop_pin, list_pins, store_p
 from octavo.client.requests import Prompt
 from octavo.client.stats import StatsReader
 from octavo.client.submissions import Submissions
+from octavo.queue.calls import Call, run
 from octavo.queue.connection import answered, errors_of
 from octavo.queue.fleet import known_models, live_workers, queue_depths
 from octavo.queue.jobs import read_content
 from octavo.queue.keys import Keys
+from octavo.queue.lanes import CLASSES, LaneCell, paused_lanes
 from octavo.queue.overview.standing import Standing, standing
 from octavo.queue.questions import Questions
-from octavo.terms.fleet import FleetStats
+from octavo.terms.fields import Priority
+from octavo.terms.fleet import FleetStats, PausedLane
 from octavo.terms.messages import TokenizerAnswer, WorkerMap
 from octavo.terms.models import JobRequest
 from octavo.terms.workers import ModelCard, PinnedPrefix, PrefixPin, WorkerInfo, WorkerMemory
@@ -100,6 +103,24 @@ class FleetQueries:
         async with self._asking():
             return await list_pins(self._redis, self._keys, models, workers)
 
+    async def pause(self, model: str, priority: Priority | None = None) -> int:
+        """Pause the lanes of a model, or that of one class: jobs wait, and no worker claims them. Those that run go on,
+        also at another worker. How many lanes were not paused before. Raises UnknownModel."""
+        return await self._change(LaneCell(self._keys).pause(model, _classes(priority)))
+
+    async def resume(self, model: str, priority: Priority | None = None) -> int:
+        """Let the lanes of a model go on, or that of one class. How many were paused. Raises UnknownModel."""
+        return await self._change(LaneCell(self._keys).resume(model, _classes(priority)))
+
+    async def paused_lanes(self) -> list[PausedLane]:
+        """The lanes that are paused."""
+        async with self._asking():
+            return await paused_lanes(self._redis, self._keys)
+
+    async def _change(self, call: Call[int]) -> int:
+        with self._errors():
+            return await run(self._redis, call)
+
     def stats_reader(self) -> StatsReader:
         """Readings of lanes, workers, batches and dead letters, one after the other."""
         return StatsReader(self._redis, self._keys, self._asking)
@@ -142,3 +163,7 @@ class FleetQueries:
 
     def _errors(self) -> AbstractContextManager[None]:
         return errors_of(self._url, self._submissions.note_outage)
+
+
+def _classes(priority: Priority | None) -> tuple[Priority, ...]:
+    return CLASSES if priority is None else (priority,)

@@ -59,6 +59,7 @@ class RequestFields(SamplingFields, total=False):
     queue_timeout_s: float | None
     metadata: Mapping[str, str]
     notify: bool
+    not_before: float | str | None
 
 
 def build_request(prompt: Prompt | JobRequest | None, **fields: Unpack[RequestFields]) -> JobRequest:

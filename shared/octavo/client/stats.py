@@ -13,8 +13,8 @@ import redis.asyncio
 
 from octavo.queue.batches.keys import BatchKeys
 from octavo.queue.batches.reading import list_open
+from octavo.queue.dead_letters import list_dead_letters
 from octavo.queue.fleet import beating_workers
-from octavo.queue.jobs import list_dead_letters
 from octavo.queue.keys import Keys
 from octavo.queue.overview.lanes import LaneReader
 from octavo.terms.batches import BatchInfo, BatchStatus

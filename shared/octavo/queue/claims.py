@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 from octavo.queue import wire
+from octavo.queue.keys import submitted_at
+from octavo.queue.overview.attempts import attempts
 from octavo.terms.errors import MalformedMessage
 from octavo.terms.fields import Priority
-from octavo.terms.models import JobRequest
+from octavo.terms.models import Attempt, JobRequest
+from octavo.terms.tracing.context import TraceContext
 
 
 class ClassRoom(NamedTuple):
@@ -45,6 +48,15 @@ class Claim:
     offset: int  # tokens already in the stream; read them with `read_stream` before continuing
     solo: bool  # a suspect: nothing may run beside what this claim handed out
     risen: Priority | None = None
+    trace: TraceContext | None = None
+    history: tuple[Attempt, ...] = ()  # attempts that are over, of a job that is traced
+    first_token_at: float | None = None  # of a job that is traced, by the server's clock
+    not_before: float | None = None
+
+    @property
+    def waits_since(self) -> float:
+        """The time from which it might have been claimed, by the clock of its submitter."""
+        return max(submitted_at(self.job_id).timestamp(), self.not_before or 0.0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ def parse_claims(reply: list[Any], token: str) -> Claims:
 
 def _parse_claim(row: list[Any], token: str) -> Claim:
     """Raises MalformedMessage, ValueError."""
-    job_id, attempt, tenant, priority, body, seed, deadline, offset, solo, risen = row
+    job_id, attempt, tenant, priority, body, seed, deadline, offset, solo, risen, trace, tries, first, later = row
     if int(seed) >= 1 << 63:
         raise ValueError("more than 63 bits")
     return Claim(
@@ -111,6 +123,10 @@ def _parse_claim(row: list[Any], token: str) -> Claim:
         offset=int(offset),
         solo=bool(solo),
         risen=_text(risen) or None,  # type: ignore[arg-type]
+        trace=TraceContext.read(trace.decode(errors="replace")),
+        history=tuple(one for one in attempts(tries) if one.ended_at is not None),
+        first_token_at=int(first) / 1000 if first.isdigit() else None,
+        not_before=int(later) / 1000 if later else None,
     )
 
 

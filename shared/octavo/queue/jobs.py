@@ -17,16 +17,17 @@ from octavo.queue.overview.attempts import attempts
 from octavo.queue.streams import assemble, events_of_result, parse_entries, read_stream, result_of_events
 from octavo.terms.errors import InvalidRequest, JobNotFound, MalformedMessage
 from octavo.terms.messages import JobStatus
-from octavo.terms.models import DeadLetter, Event, JobInfo, JobRequest, Result
+from octavo.terms.models import Event, JobInfo, JobRequest, Result
+from octavo.terms.tracing.context import TraceContext
 
 _ALWAYS = (
     *(JobHash.STATUS, JobHash.MODEL, JobHash.TENANT, JobHash.PRIORITY),
     *(JobHash.CREATED_MS, JobHash.TOKENS, JobHash.ATTEMPTS, JobHash.CRASHES),
 )
 _PACKED = (JobHash.ERROR, JobHash.METADATA, JobHash.USAGE, JobHash.PROGRESS)
-_TIMES = (JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.FIRST_TOKEN_MS)
-_FIELDS = (*_ALWAYS, *_TIMES, JobHash.WORKER, JobHash.ASKED, *_PACKED, JobHash.TRIES)
-_APART = {*_PACKED, JobHash.TRIES}  # no text
+_TIMES = (JobHash.STARTED_MS, JobHash.FINISHED_MS, JobHash.FIRST_TOKEN_MS, JobHash.NOT_BEFORE_MS)
+_FIELDS = (*_ALWAYS, *_TIMES, JobHash.WORKER, JobHash.ASKED, JobHash.TRACE, *_PACKED, JobHash.TRIES)
+_APART = {*_PACKED, JobHash.TRIES, JobHash.TRACE}  # no text, or a stranger's
 _PAGE = 200
 _BEHIND_ALL = "h"  # ids begin with g
 
@@ -43,12 +44,14 @@ class Listed(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Submission:
-    """The request, tenant and seed that a job was made from, and the id of the API key that asked for it."""
+    """The request, tenant and seed that a job was made from, the id of the API key that asked for it, and the context
+    of its trace."""
 
     request: JobRequest
     tenant: str
     seed: int
     key_id: str = ""
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,31 +149,14 @@ async def list_jobs(
     return found[:limit]
 
 
-async def list_dead_letters(connection: redis.asyncio.Redis, keys: Keys, limit: int) -> list[DeadLetter]:
-    """The latest `limit` jobs that were given up, newest first."""
-    entries: Any = await connection.xrevrange(keys.dead_letters, count=limit)
-    letters = []
-    for entry_id, fields in entries:
-        with suppress(KeyError, ValueError):  # something else wrote into the stream
-            letters.append(_dead_letter(entry_id, fields))
-    return letters
-
-
-def _dead_letter(entry_id: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
-    return DeadLetter(
-        job_id=fields[b"id"].decode(),
-        reason=fields.get(b"why", b"dead_lettered").decode(),
-        at=int(entry_id.partition(b"-")[0]) / 1000,
-        worker=fields.get(b"wid", b"").decode() or None,
-        attempts=int(fields.get(b"ep", 0)),
-    )
-
-
 async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submission:
     """The request of a job that was given up. Raises JobNotFound, and InvalidRequest if it is not there any more."""
-    fields = (*(JobHash.STATUS, JobHash.REQUEST, JobHash.TENANT, JobHash.SEED), JobHash.API_KEY, JobHash.NOTIFY)
+    fields = (
+        *(JobHash.STATUS, JobHash.REQUEST, JobHash.TENANT, JobHash.SEED),
+        *(JobHash.API_KEY, JobHash.NOTIFY, JobHash.TRACE),
+    )
     row: Any = await connection.hmget(locate(job_id).job(job_id), fields)
-    status, body, tenant, seed, key_id, notify = row
+    status, body, tenant, seed, key_id, notify, trace = row
     if status is None:
         raise not_found(job_id)
     if (state := as_status(status)) is None:
@@ -182,7 +168,8 @@ async def read_submission(connection: redis.asyncio.Redis, job_id: str) -> Submi
         )
     try:
         request = wire.decode_request(body).model_copy(update={"notify": notify == b"job"})
-        return Submission(request, tenant.decode(), int(seed), (key_id or b"").decode())
+        key_id, trace = (key_id or b"").decode(), (trace or b"").decode(errors="replace")
+        return Submission(request, tenant.decode(), int(seed), key_id, trace)
     except (AttributeError, ValueError):
         raise damaged(job_id) from None
 
@@ -221,13 +208,6 @@ async def read_request(url: str, job_id: str) -> JobRequest:
     if body is None:
         raise JobNotFound(f"job {job_id} has ended: its request was kept until then")
     return wire.decode_request(body)
-
-
-async def remove_dead_letters(connection: redis.asyncio.Redis, keys: Keys, job_id: str) -> None:
-    """Take a job off the list."""
-    entries: Any = await connection.xrange(keys.dead_letters)
-    if gone := [entry_id for entry_id, fields in entries if fields.get(b"id") == job_id.encode()]:
-        await connection.xdel(keys.dead_letters, *gone)
 
 
 async def _read_infos(connection: redis.asyncio.Redis, ids: Sequence[str]) -> list[JobInfo]:
@@ -279,7 +259,14 @@ def _parsed(job_id: str, row: dict[JobHash, bytes | None]) -> JobInfo:
         progress=wire.decode_progress(progress) if progress else None,
         first_token_at=_seconds(text.get(JobHash.FIRST_TOKEN_MS)),
         history=attempts(row[JobHash.TRIES] or b""),
+        not_before=_seconds(text.get(JobHash.NOT_BEFORE_MS)),
+        trace_id=_trace_id(row[JobHash.TRACE] or b""),
     )
+
+
+def _trace_id(trace: bytes) -> str | None:
+    context = TraceContext.read(trace.decode(errors="replace"))
+    return context.trace_id if context is not None else None
 
 
 def _keeping(job_id: str, row: Sequence[bytes | None]) -> Keeping:

@@ -48,6 +48,8 @@ class JobHash(StrEnum):
     FIRST_TOKEN_MS = "f1"
     API_KEY = "key"
     NOTIFY = "nf"
+    TRACE = "tp"
+    NOT_BEFORE_MS = "nb"
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,16 @@ class Keys:
     def tasks_due(self, app: str) -> str:
         """ZSET: those that expire, by the time at which they do, in s."""
         return f"{self.prefix}:tasks-due:{app}"
+
+    @property
+    def pauses(self) -> str:
+        """HASH: lanes that are or were paused, by class and model."""
+        return f"{self.prefix}:pauses"
+
+    @property
+    def later(self) -> str:
+        """ZSET: jobs that start not before a time, by that in ms."""
+        return f"{self.prefix}:later"
 
     def limits(self, tenant: str) -> str:
         """HASH: limits of a tenant by scope."""

@@ -147,15 +147,16 @@ class Cell:
         line: LineOfBatch | None = None,
         background: bool = False,
         key_id: str = "",
+        trace: str = "",
     ) -> Call[Enqueued]:
         """Accept a job, and publish its entries to a subscriber from the first on; that is not done for a job that
-        exists already. `background`: its end is an event of a response. `key_id` is the API key that asks. The
-        idempotency key covers the job, or what has the `fingerprint`. Raises InvalidRequest here when request or
-        attachment is too large; the reply raises IdempotencyConflict, UnknownModel, QueueFull, RateLimited,
-        TenantSuspended, InvalidRequest for more tokens than the tenant may ask for, and Fenced for the job of a `line`
-        that the caller may not submit any more."""
+        exists already. `background`: its end is an event of a response. `key_id` is the API key that asks, `trace` the
+        context of its trace. The idempotency key covers the job, or what has the `fingerprint`. Raises InvalidRequest
+        here when request or attachment is too large; the reply raises IdempotencyConflict, UnknownModel, QueueFull,
+        RateLimited, TenantSuspended, InvalidRequest for more tokens than the tenant may ask for, and Fenced for the job
+        of a `line` that the caller may not submit any more."""
         try:
-            body = wire.encode_request(request.model_copy(update={"notify": False}) if request.notify else request)
+            body = wire.encode_request(_bare(request))
             named = {
                 "id": job_id,
                 "body": body,
@@ -169,6 +170,7 @@ class Cell:
                 "subscriber": subscriber_id or None,
                 "attachment": attachment or None,
                 "key": key_id or None,
+                "trace": trace or None,
                 "notify": request.notify or None,
                 "background": background or None,
                 **(line.named() if line is not None else {}),
@@ -316,6 +318,13 @@ def _packed(arguments: object) -> bytes:
     return packed
 
 
+def _bare(request: JobRequest) -> JobRequest:
+    """What a worker needs of it, and no more: earlier versions know no other fields."""
+    if request.notify or request.not_before is not None:
+        return request.model_copy(update={"notify": False, "not_before": None})
+    return request
+
+
 def _asked(request: JobRequest) -> dict[str, bytes | str | int | None]:
     """Arguments of `enqueue` that say what was asked for."""
     prompt_tokens, limit = _estimate_prompt_tokens(request), request.sampling.max_tokens
@@ -326,6 +335,7 @@ def _asked(request: JobRequest) -> dict[str, bytes | str | int | None]:
         "cost": prompt_tokens + request.sampling.width * (_UNBOUNDED_TOKENS if limit is None else limit),
         "timeout_ms": _milliseconds(request.timeout_s),
         "queue_timeout_ms": _milliseconds(request.queue_timeout_s),
+        "not_before": _milliseconds(request.not_before),
         "metadata": wire.encode_metadata(request.metadata) if request.metadata else None,
         "max_tokens": limit,
         "several": request.sampling.n > 1 or None,

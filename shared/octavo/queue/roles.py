@@ -67,11 +67,20 @@ ROLES = (
         "gateway",
         (
             *(*_OF_CLIENTS, *_OF_KEYS, "batch_cancel", "batch_create", "file_drop", "file_note", "probe", "reap"),
-            *("delivery_resend", "endpoint_drop", "endpoint_put", "endpoint_rotate", "limit_tenant", "usage_read"),
+            *(
+                "delivery_resend",
+                "endpoint_drop",
+                "endpoint_put",
+                "endpoint_rotate",
+                "limit_tenant",
+                "usage_read",
+                "pause",
+                "dead_purge",
+            ),
         ),
         (*_READING, *_ASKING, *_OF_BATCHES, *_LISTING, "XLEN"),
     ),
-    Role("administrator", ("mend", *_OF_KEYS), (*_READING, *_LISTING)),  # `octavo keys`
+    Role("administrator", ("dead_purge", "mend", "pause", *_OF_KEYS), (*_READING, *_LISTING)),  # `octavo keys`, `lanes`
     Role(
         "clerk",
         (

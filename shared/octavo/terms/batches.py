@@ -99,3 +99,4 @@ class BatchInfo:
     errors: Sequence[LineError] = ()
     reached: Mapping[BatchStatus, float] = field(default_factory=dict)
     key_id: str = ""  # of the API key that asked for it
+    trace: str = ""  # the context of its trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
@@ -14,6 +15,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_SEQUENCES = 64
 MAX_MEMBERS = 256  # of an object with named fields: far more than any has
 MAX_METADATA = 16
+LATEST = 253_402_300_799  # the last second of the year 9999
 MAX_PINS = 64  # of a model: every worker reports on all of them in each heartbeat
 
 Priority = Literal["high", "normal", "batch"]
@@ -42,6 +44,20 @@ def at_most(members: int) -> Callable[[Any], Any]:
 
 few_members = at_most(MAX_MEMBERS)
 """For objects with named fields."""
+
+
+def as_seconds(value: Any) -> Any:
+    """A time in ISO 8601 as seconds since the epoch; anything else as it is. Raises ValueError for none, or without a
+    zone."""
+    if not isinstance(value, str):
+        return value
+    try:
+        at = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError("a time is seconds since the epoch, or as 2030-01-31T02:00:00Z") from None
+    if at.tzinfo is None:
+        raise ValueError("a time needs its zone, as in 2030-01-31T02:00:00Z")
+    return at.timestamp()
 
 
 def _as_number(key: Any) -> Any:

@@ -28,7 +28,7 @@ class Lane(Frozen):
     """The jobs of one model and class. `jobs` has at most 200 of them, those that run first; `unlisted` is the number
     of the others. `backlog_tokens` is the weight of those that wait: of the listed ones, and in proportion for the
     others. `waiting_since` is the time at which the oldest one that waits was submitted. A lane of more than 500
-    tenants counts one job for each beyond them."""
+    tenants counts one job for each beyond them. `paused_since` is the time from which it is paused."""
 
     model: str
     priority: Priority
@@ -38,6 +38,15 @@ class Lane(Frozen):
     waiting_since: float | None = None
     unlisted: int = 0
     jobs: tuple[LaneJob, ...] = ()
+    paused_since: float | None = None
+
+
+class PausedLane(Frozen):
+    """A lane that is paused: its jobs wait, and those that run or come back go on."""
+
+    model: str
+    priority: Priority
+    since: float
 
 
 class WorkerFigures(Frozen):

@@ -12,7 +12,17 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from octavo.terms.conversation import Message, TemplateArguments, check_final
-from octavo.terms.fields import Frozen, Metadata, ModelName, Priority, Requested, TokenIds, few_members
+from octavo.terms.fields import (
+    LATEST,
+    Frozen,
+    Metadata,
+    ModelName,
+    Priority,
+    Requested,
+    TokenIds,
+    as_seconds,
+    few_members,
+)
 from octavo.terms.messages import (
     AnswerFormat,
     Chunk,
@@ -50,8 +60,9 @@ class JobRequest(Requested):
     With `continue_final_message` the last message, an assistant's, is the beginning of the answer: the model goes on
     behind its last character, and only what it adds is generated.
 
-    `notify`: webhook endpoints of the tenant that name the types `job.*` hear of the job's end. It is no part of what
-    is repeated under an idempotency key.
+    `notify`: webhook endpoints of the tenant that name the types `job.*` hear of the job's end. `not_before`: the time,
+    in seconds since the epoch or as ISO 8601, before which it waits for no worker; `timeout_s` and `queue_timeout_s`
+    count from then on. Neither is part of what is repeated under an idempotency key.
     """
 
     model: ModelName
@@ -73,6 +84,7 @@ class JobRequest(Requested):
     queue_timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
     metadata: Metadata = Field(default_factory=dict)
     notify: bool = False
+    not_before: Annotated[float | None, BeforeValidator(as_seconds)] = Field(None, ge=0, le=LATEST)
 
     @model_validator(mode="after")
     def _one_kind_of_prompt(self) -> Self:
@@ -176,13 +188,15 @@ class Event(Frozen):
 
 class DeadLetter(Frozen):
     """A job that was given up: `reason` is dead_lettered (three engines crashed over it alone) or job_damaged. `at` is
-    in seconds since the epoch, by the server's clock."""
+    in seconds since the epoch, by the server's clock; `model` and `tenant` are None once the job is forgotten."""
 
     job_id: str
     reason: str
     at: float
     worker: str | None = None
     attempts: int = 0
+    model: str | None = None
+    tenant: str | None = None
 
 
 class SequenceResult(Frozen):
@@ -212,7 +226,8 @@ class Attempt(Frozen):
 class JobInfo(Frozen):
     """Where a job stands now. Times are seconds since the epoch, by the server's clock. `usage` once a worker has
     ended it. `crashes` of workers that ran it, since it last got on by 64 tokens. `history` has its latest 16 attempts,
-    oldest first; `first_token_at` is when its first tokens were stored."""
+    oldest first; `first_token_at` is when its first tokens were stored. `trace_id` is that of its trace, in
+    hexadecimal. `not_before` is the time before which it was not to start."""
 
     id: str
     status: JobStatus
@@ -232,6 +247,8 @@ class JobInfo(Frozen):
     progress: Progress | None = None
     first_token_at: float | None = None
     history: tuple[Attempt, ...] = ()
+    trace_id: str | None = None
+    not_before: float | None = None
 
 
 class Result(Frozen):

@@ -31,7 +31,7 @@ from octavo_worker.agent.progress import ProgressReports
 from octavo_worker.agent.prompts.tokens import PromptRejected, Prompts, check_ids
 from octavo_worker.agent.publisher import Publisher
 from octavo_worker.agent.sampling import resolve_sampling
-from octavo_worker.agent.telemetry.watch import JobWatch
+from octavo_worker.agent.telemetry.watch import Watches
 from octavo_worker.contract.messages import (
     Abort,
     EngineStats,
@@ -49,6 +49,7 @@ class _Named(Protocol):
 
 
 M = TypeVar("M", bound=_Named)
+T = TypeVar("T")
 
 _LONG_TEXT = 4000  # characters from which tokenising goes to a thread: below, the hop costs more than the work
 _RETRY_S = 0.2
@@ -67,7 +68,7 @@ class Agent:
         self, connection: redis.asyncio.Redis, cell: Cell, prompts: Prompts, *, changed: Callable[[], None]
     ) -> None:
         self.defaults = SamplingDefaults()
-        self.watch = JobWatch()
+        self.watch = Watches()
         self.stats = EngineStats()
         self.progress = ProgressReports(connection, cell)
         self.ends = Ends(connection, cell)
@@ -198,8 +199,6 @@ class Agent:
             self.progress.add(job, progress)
         for job, failure in self._about(output.failed):
             self._fail(job, failure)
-        if output.started or output.resumed or output.preempted:
-            self._changed()
         self._changed()
 
     def _about(self, messages: Iterable[M]) -> Iterator[tuple[ActiveJob, M]]:
@@ -385,15 +384,16 @@ class Agent:
             await asyncio.sleep(after_s)
         for job in jobs:
             self._abort(job)
-        await self._persist(self._cell.release([(job.claim.job_id, job.claim.token) for job in jobs], why=why))
+        pairs = [(job.claim.job_id, job.claim.token) for job in jobs]
+        if await self._persist(self._cell.release(pairs, why=why)) == len(jobs):
+            self.watch.left(jobs, why)
         log.info("%d jobs given back%s", len(jobs), PARTINGS[why])
 
-    async def _persist(self, call: Call[Any]) -> None:
-        """Until it is through; if that takes longer than a lease, the reaper has done the same."""
+    async def _persist(self, call: Call[T]) -> T | None:
+        """Until it is through; if that takes longer than a lease, the reaper has done the same: None."""
         for _ in range(round(5 / _RETRY_S)):
             try:
-                await run(self._connection, call)
+                return await run(self._connection, call)
             except (RedisError, OSError):
                 await asyncio.sleep(_RETRY_S)
-            else:
-                return
+        return None

@@ -40,6 +40,7 @@ from octavo_worker.agent.pins import Pins
 from octavo_worker.agent.prompts.tokens import Prompts
 from octavo_worker.agent.sampling import sampling_defaults
 from octavo_worker.agent.telemetry.port import serve_metrics
+from octavo_worker.agent.telemetry.traces import trace_jobs
 from octavo_worker.agent.tokenizing import TokenizerDesk
 from octavo_worker.contract.files import ModelNotFound, model_folder, served_name
 from octavo_worker.contract.lifetime import in_words
@@ -143,6 +144,7 @@ class Supervisor:
         self._agent = Agent(connection, self._cell, prompts, changed=self._changed.set)
         self._agent.defaults = served.sampling
         serve_metrics(options, self._model, self._agent, self._calls)
+        self._tracing = trace_jobs(options, self._model, worker_id, self._agent)
         loop = asyncio.get_running_loop()
         self._heartbeat = Heartbeat(
             self._heartbeat_connection,
@@ -346,6 +348,8 @@ class Supervisor:
         if self._engine is not None:
             self._engine.send(Shutdown())
             await self._engine.ended(patience_s=_ENGINE_EXIT_S if self._limits is not None else 0.0)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
 
 def _reason(refused: Refused | None, status: int, last_words: str) -> str:

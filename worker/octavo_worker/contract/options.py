@@ -228,6 +228,9 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["octavo", "vllm"],
         Option("`vllm` adds the names that dashboards and routers made for vLLM ask for."),
     ] = "octavo"
+    trace_content: Annotated[
+        bool, Option("Put prompts and answers into spans, where OpenTelemetry's variables ask for traces.")
+    ] = False
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Option("How much is logged.")] = "info"
     log_format: Annotated[
         Literal["auto", "text", "json"],

@@ -66,6 +66,7 @@ class NewBatch:
     metadata: dict[str, str] | None = None
     output_expires_s: int | None = None
     key_id: str = ""
+    trace: str = ""
 
 
 @dataclass(frozen=True, order=True)
@@ -178,7 +179,7 @@ class BatchCell:
             "metadata": None if new.metadata is None else msgspec.json.encode(new.metadata),
             "output_expires_s": new.output_expires_s,
         }
-        named = {"id": new.id, "tenant": new.tenant, "key": new.key_id or None, **asked}
+        named = {"id": new.id, "tenant": new.tenant, "key": new.key_id or None, "trace": new.trace or None, **asked}
         if idempotency_key is not None:
             digest = hashlib.sha256(msgspec.json.encode({**asked, "metadata": new.metadata})).hexdigest()
             named |= {"idempotency_key": f"batch\n{idempotency_key}", "hash": digest, "seconds": _KEY_S}

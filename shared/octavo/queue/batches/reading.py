@@ -18,7 +18,7 @@ _FILE_FIELDS = ("tn", "name", "purp", "bytes", "ct", "exp", "sha")
 _REACHED = tuple(status for status in BatchStatus if status is not BatchStatus.VALIDATING)
 _BATCH_FIELDS = (
     *("tn", "st", "ep", "in", "win", "ct", "dl", "model", "total", "cur", "done", "failed"),
-    *("u_in", "u_cached", "u_out", "u_reason", "meta", "oexp", "out", "err", "errs", "key"),
+    *("u_in", "u_cached", "u_out", "u_reason", "meta", "oexp", "out", "err", "errs", "key", "tp"),
     *(f"{status}_at" for status in _REACHED),
 )
 
@@ -167,5 +167,6 @@ def _batch(batch_id: str, row: Row) -> BatchInfo:
         error_file_id=text.get("err"),
         errors=msgspec.json.decode(text["errs"], type=list[LineError]) if "errs" in text else (),
         key_id=text.get("key", ""),
+        trace=text.get("tp", ""),
         reached={status: number(f"{status}_at") / 1000 for status in _REACHED if f"{status}_at" in text},
     )

@@ -2,7 +2,7 @@
 -- Accept a batch. Its input cannot go before it has ended. Repeating it with the same id changes nothing.
 -- KEYS    P
 -- ARGV    msgpack of a map: id tenant endpoint input window window_s; where there are metadata, output_expires_s, key (id of
---         the API key that asks), an idempotency_key with hash (of the request) and seconds for which it is known
+--         the API key that asks), trace (the context of its trace), an idempotency_key with hash (of the request) and seconds for which it is known
 -- Reply   {'ok', id} | {'conflict', id} | {'no_file'} | {'purpose', that of the file}
 --- @include files
 local new = cmsgpack.unpack(ARGV[1])
@@ -28,6 +28,7 @@ end
 note('meta', new.metadata)
 note('oexp', new.output_expires_s)
 note('key', new.key)
+note('tp', new.trace)
 call('HSET', hash, unpack(batch))
 if named then call('SET', named, new.id .. ' ' .. new.hash, 'EX', new.seconds) end
 use_file(new.input, 1)

@@ -20,7 +20,7 @@ for _, file in ipairs(asked.files or {}) do
   call('HSET', hash, file.kind, file.id)
 end
 if asked.errors then call('HSET', hash, 'errs', asked.errors) end
-note_event(call('HGET', hash, 'tn'), 'batch.' .. asked.state, id)
+note_event(call('HGET', hash, 'tn'), 'batch.' .. asked.state, id, call('HGET', hash, 'tp'))
 enter_state(id, asked.state)
 call('HSET', hash, 'ftok', asked.token)
 call('HDEL', hash, 'tok', 'wid')

@@ -7,7 +7,8 @@
 --         how many classes, from high on, have nothing that stays, jobs and tokens of normal, of batch,
 --         (class guests tokens 'tenants that may have none')...
 -- Reply   {now_ms, ms the oldest suspect waited, 1 if a job did not fit,
---         {id, ep, tenant, class, body, seed, deadline, n, solo, class it rose to or ''}...}
+--         {id, ep, tenant, class, body, seed, deadline, n, solo, class it rose to or '', context of its trace or '', and of a
+--         traced job its attempts and the ms of its first tokens, ms before which it was not to start or ''}...}
 --         solo: a suspect, beside which nothing may run but what was handed out with it
 -- Events  ends of late and damaged jobs to subscribers and P:ev, of the latter to P:dlq
 --- @include clock
@@ -25,7 +26,10 @@ local digest = ARGV[8] or ''
 local out, taken = {NOW, 0, 0}, {}
 
 local function hand_out(id, job, solo, risen)
-  out[#out + 1] = {id, job.ep, job.tn, job.cls, job.body, job.seed, job.dl or '', job.n, solo and 1 or 0, risen or ''}
+  local tries, first = '', ''
+  if job.tp and job.tries then tries, first = job.tries, read(id, 'f1') or '' end
+  out[#out + 1] = {id, job.ep, job.tn, job.cls, job.body, job.seed, job.dl or '', job.n, solo and 1 or 0, risen or '',
+    job.tp or '', tries, first, job.nb or ''}
 end
 
 local before = call('GET', key('c', token))
@@ -46,6 +50,15 @@ local function serve()
   local lanes, suspects = {}, {}
   if call('EXISTS', key('b', 'resume', model), key('b', 'solo', model), key('bound', model)) > 0 then
     lanes, suspects = lanes_of('resume', digest), lanes_of('solo', digest)
+  end
+  local held, any_held = {}, false  -- classes whose lane is paused
+  if call('EXISTS', key('pauses')) == 1 then
+    --- @include pauses
+    for _, class in ipairs({'high', 'normal', 'batch'}) do
+      local _, since = pauses_of(class, model)
+      held[class] = since > 0
+      any_held = any_held or held[class]
+    end
   end
   --- @include turns
 
@@ -78,9 +91,9 @@ local function serve()
     local is_suspect = string.sub(lane, 1, 4) == 'solo'
     if is_suspect then
       call('HSET', hash, 'sus', 1)
-      call('HDEL', hash, 'qdl', 'lane', 'wk')
+      call('HDEL', hash, 'qdl', 'lane', 'wk', 'ltr', 'pz')
     else
-      call('HDEL', hash, 'qdl', 'lane', 'sus', 'wk')
+      call('HDEL', hash, 'qdl', 'lane', 'sus', 'wk', 'ltr', 'pz')
     end
     call('ZADD', key('L'), NOW + lease_ms, id)
     if job.dl then call('ZADD', key('D'), job.dl, id) else call('ZREM', key('D'), id) end
@@ -106,17 +119,23 @@ local function serve()
 
   local function is_past(deadline) return deadline and NOW >= tonumber(deadline) end
 
+  local function is_unstarted(job)
+    if not is_past(job.qdl) or not job.pz and call('EXISTS', key('pauses')) == 0 then return is_past(job.qdl) end
+    --- @include pauses
+    return NOW >= start_limit(job)
+  end
+
   -- Whether a job may still start. One that may not ends here; nil: not yet, as the server may have forgotten its end.
   local function is_startable(id, job, lane, tenant)
     if not job or job.st ~= 'queued' or job.lane ~= lane or job.mdl ~= model or (tenant and job.tn ~= tenant) then
       discard(id, lane, tenant)
       return false
     end
-    if is_past(job.qdl) or is_past(job.dl) then
+    if is_past(job.dl) or is_unstarted(job) then
       --- @include grace
       if NOW < grace() then return nil end
       --- @include unowned
-      if is_past(job.qdl) then expire_unstarted(id) else expire(id, LATE) end
+      if is_past(job.dl) then expire(id, LATE) else expire_unstarted(id) end
       return false
     end
     return true
@@ -184,8 +203,11 @@ local function serve()
   local function is_work_left()
     if is_more then return true end
     if count_left() <= 0 then return false end
-    return call('EXISTS', key('parked', model)) == 0 or lanes[1] ~= nil
-      or call('EXISTS', key('v', 'high', model), key('v', 'normal', model), key('v', 'batch', model)) > 0
+    if lanes[1] or not any_held and call('EXISTS', key('parked', model)) == 0 then return true end
+    for _, class in ipairs(CLASSES) do
+      if not held[class] and call('EXISTS', key('v', class, model)) == 1 then return true end
+    end
+    return false
   end
 
   -- Work that is left may fit another worker, but must not wake this one over and over.
@@ -206,7 +228,7 @@ local function serve()
           local bound = string.match(lane, '=.+')
           ring(model, bound and bound .. ':' .. class or '=' .. class)
         end
-        if call('EXISTS', key('v', class, model)) == 1 then ring(model, '=' .. class) end
+        if not held[class] and call('EXISTS', key('v', class, model)) == 1 then ring(model, '=' .. class) end
       end
     end
   end
@@ -220,7 +242,7 @@ local function serve()
       emptied = take_next()
       if emptied then break end
     end
-    if emptied and #taken == 0 and rooms.batch[1] > 0 and count_left() > 0 then
+    if emptied and #taken == 0 and rooms.batch[1] > 0 and not any_held and count_left() > 0 then
       --- @include waking
       if not look_after_parked(model) then return redis.error_reply('DAMAGED jobs wait in no lane') end
     end

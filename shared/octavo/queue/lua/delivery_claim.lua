@@ -4,17 +4,17 @@
 -- KEYS    P
 -- ARGV    token lease_ms most
 -- Reply   {the server's time in ms, {endpoint, event, token, tenant, type, what it tells of, ms of the event, tries, url,
---         version of the secret, ms until which the one before signs or 0}...}
+--         version of the secret, ms until which the one before signs or 0, context of its trace or ''}...}
 --- @include ended_deliveries
 local token, lease_ms, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local AT_A_TIME, LONGEST_PAUSE_MS = 256, 26 * 3600000
 local out = {NOW}
 
 local function hand_out(endpoint, event, own)
-  local tenant, kind, of, at, tries = unpack(call('HMGET', key('hd', endpoint, event), 'tn', 'typ', 'of', 'at', 'n'))
+  local tenant, kind, of, at, tries, trace = unpack(call('HMGET', key('hd', endpoint, event), 'tn', 'typ', 'of', 'at', 'n', 'tp'))
   local url, version, old = unpack(call('HMGET', key('he', endpoint), 'url', 'ver', 'old'))
   out[#out + 1] = {endpoint, event, own, tenant or '', kind or '', of or '', at or 0, tries or 0, url or '', version or 0,
-    old or 0}
+    old or 0, trace or ''}
 end
 
 local before = call('GET', key('c', token))

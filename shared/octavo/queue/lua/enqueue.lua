@@ -3,7 +3,7 @@
 -- KEYS    P
 -- ARGV    msgpack of a map: id body tenant model class cost est seed retention cap_jobs cap_bytes; where there is one
 --         idempotency_key with hash (of the body), timeout_ms queue_timeout_ms metadata attachment subscriber, key (the id
---         of an API key), max_tokens;
+--         of an API key), trace (the context of its trace), max_tokens, not_before (ms);
 --         several (true: it has several sequences); again (true: a server that came back may have forgotten it) with
 --         settled (the model that an alias stood for then); notify or background (true: its end is an
 --         event of a job, or of a response); of a line of a batch: batch, batch_token of its owner, place
@@ -99,8 +99,10 @@ local function note(field, value)
   end
 end
 
-local deadline = new.timeout_ms and NOW + new.timeout_ms
-local start_by = new.queue_timeout_ms and NOW + new.queue_timeout_ms
+local from = math.max(NOW, new.not_before or 0)
+local is_later = from > NOW or nil
+local deadline = new.timeout_ms and from + new.timeout_ms
+local start_by = new.queue_timeout_ms and from + new.queue_timeout_ms
 local due = math.min(deadline or math.huge, start_by or math.huge)
 note('meta', new.metadata)
 note('as', asked ~= model and asked)
@@ -113,6 +115,13 @@ note('qdl', start_by)
 note('qt', new.queue_timeout_ms)
 note('idem', idem)
 note('key', new.key)
+note('tp', new.trace)
+note('nb', is_later and from)
+note('ltr', is_later and 1)
+if start_by and call('EXISTS', key('pauses')) == 1 then
+  --- @include pauses
+  note('pz', (pauses_of(class, model)))
+end
 note('chg', charged)
 local is_counted = limits[3] and limits[3].waiting
 note('wk', is_counted and 1)
@@ -127,7 +136,7 @@ if new.batch then
   call('HSET', key('j', id), 'bt', new.batch .. ' ' .. place)
   call('ZADD', key('bto', new.batch), new.place, place .. ' ' .. id)
 end
-local place = {mdl = model, tn = tenant, cls = class}
+local place = {mdl = model, tn = tenant, cls = class, ltr = is_later}
 count_queued(place, 1)
 count(tenant, 'bytes', size)
 if new.attachment then
@@ -135,6 +144,10 @@ if new.attachment then
   note_stored(id, tenant, #new.attachment)
 end
 if is_counted then bump(key('q', tenant), 'waiting k ' .. new.key, 1) end
+if is_later then
+  call('ZADD', key('later'), from, id)
+  return {'ok', id, 1, NOW, model, unpack(rates)}
+end
 local has_cap = (limits[1] and limits[1].running) or (limits[2] and limits[2].running)
 local is_parked = has_cap and call('SISMEMBER', key('pk', tenant), class .. ' ' .. model) == 1
 enter_class(id, place, is_parked)

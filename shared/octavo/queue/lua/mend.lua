@@ -25,10 +25,11 @@ local KINDS = {
   hq = 'zset', hl = 'zset', hf = 'zset', hr = 'zset', ht = 'zset', ho = 'zset', hc = 'hash',
   lim = 'hash', bk = 'hash', limited = 'zset', pk = 'set', kept = 'hash', parked = 'zset', held = 'zset',
   use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset', tally = 'hash',
+  pauses = 'hash', paused = 'zset', later = 'zset',
 }
 local TOLD_AGAIN = {
-  q = true, bound = true, fq = true, pk = true, parked = true, held = true, kept = true, hs = true, hq = true, hl = true, hf = true,
-  hr = true, ht = true, ho = true,
+  q = true, bound = true, fq = true, pk = true, parked = true, held = true, paused = true, later = true, kept = true,
+  hs = true, hq = true, hl = true, hf = true, hr = true, ht = true, ho = true,
 }
 local NUMBER = {V = true, lf = true, seq = true}
 
@@ -88,6 +89,10 @@ end
 
 local kept = {}  -- members of lanes that belong there
 local function put_back(id, job)
+  if job.ltr then
+    call('ZADD', key('later'), job.nb or NOW, id)
+    return count_queued(job, 1)
+  end
   local lane, digest = job.lane, string.match(job.lane, '^%l+:=(.+)$')
   if lane ~= job.cls then
     local name = key('b', lane, job.mdl)

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- Take jobs from owners whose lease ran out, end what is past its deadline, forget what is past its retention.
+-- Take jobs from owners whose lease ran out, end what is past its deadline, begin what was to start later, forget what is
+-- past its retention.
 -- A job that something else has damaged ends; it holds up no other. Every gateway and worker calls it about once a second.
 -- KEYS    P
 -- ARGV    none
@@ -12,7 +13,9 @@
 --- @include live
 --- @include listing
 --- @include stored
+--- @include paused
 local LIMIT = 100
+local MOST_BEGUN = 500  -- jobs whose time has come, a call
 local function due(set) return call('ZRANGEBYSCORE', key(set), '-inf', NOW, 'LIMIT', 0, LIMIT) end
 
 local until_when, seen_at = grace()
@@ -45,11 +48,24 @@ end
 local function end_late(id)
   --- @include unowned
   --- @include stops
-  local status, mark, deadline = read(id, 'st', 'cx', 'dl')
+  local job = fields(id, 'st', 'cx', 'dl', 'qdl', 'lane', 'cls', 'mdl', 'pz')
+  local status, mark, deadline = job.st, job.cx, job.dl
   if status == 'queued' and mark then
     end_marked(id, mark)
   elseif status == 'queued' then
-    if deadline and NOW >= tonumber(deadline) then expire(id, LATE) else expire_unstarted(id) end
+    if deadline and NOW >= tonumber(deadline) then
+      expire(id, LATE)
+    elseif tonumber(job.qdl) and NOW < start_limit(job) then
+      local _, since = pauses_of(job.cls, job.mdl)
+      if since > 0 then
+        keep_paused(id, job, deadline)
+      else
+        call('ZADD', key('D'), math.min(start_limit(job), tonumber(deadline) or math.huge), id)
+      end
+      return 0
+    else
+      expire_unstarted(id)
+    end
   elseif not mark then
     mark_stop(id, 'expired')
   else
@@ -78,6 +94,16 @@ if NOW >= until_when then
   each('L', note_lapse)
   if next(lapsed) then take_back(lapsed) end
   each('D', end_late)
+end
+let_go_on(LIMIT)
+for _, id in ipairs(call('ZRANGEBYSCORE', key('later'), '-inf', NOW, 'LIMIT', 0, MOST_BEGUN)) do
+  --- @include later
+  local job = intact(id)
+  call('ZREM', key('later'), id)
+  if job and job.st == 'queued' and job.ltr then
+    begin(id, job)
+    changed = changed + 1
+  end
 end
 for _, member in ipairs(due('x')) do
   local id, tenant = string.match(member, '^(%S*) ?(.*)$')

@@ -12,6 +12,7 @@ import redis.asyncio
 from octavo.queue.connection import answered
 from octavo.queue.jobs import locate
 from octavo.queue.keys import JobHash, Keys
+from octavo.queue.lanes import parse_pauses
 from octavo.queue.overview.standing import parked_members
 from octavo.terms.errors import JobNotFound
 from octavo.terms.fields import Priority
@@ -59,7 +60,7 @@ class LaneReader:
     async def read(self) -> tuple[tuple[Lane, ...], int, int]:
         """The lanes of all models, and how many jobs wait and run in all."""
         async with answered():
-            models, running_ids, counters, running = await self._ids()
+            models, running_ids, counters, running, pauses = await self._ids()
             backlogs, returning = await self._backlogs(models)
             waiting_ids = [*returning, *(job_id for backlog in backlogs.values() for job_id in backlog.ids)]
             rows = await self._rows(running_ids, waiting_ids)
@@ -69,17 +70,22 @@ class LaneReader:
         by_place: dict[Place, list[LaneJob]] = {place: [] for place in backlogs}
         for row in rows.values():
             by_place.setdefault(row.place, []).append(row.job)
-        lanes = tuple(_lane(place, backlogs.get(place, _Backlog()).waiting, by_place[place]) for place in by_place)
+        since: dict[Place, float] = {(lane.model, lane.priority): lane.since for lane in parse_pauses(pauses)}
+        lanes = tuple(
+            _lane(place, backlogs.get(place, _Backlog()).waiting, jobs, since.get(place))
+            for place, jobs in by_place.items()
+        )
         return lanes, _number(counters[0]), running
 
-    async def _ids(self) -> tuple[list[str], list[str], Any, int]:
+    async def _ids(self) -> tuple[list[str], list[str], Any, int, Any]:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.hkeys(self._keys.models)
         pipeline.zrange(self._keys.leases, 0, _RUNNING - 1)
         pipeline.hmget(self._keys.counters, "queued")
         pipeline.zcard(self._keys.leases)
-        models, running_ids, counters, running = await pipeline.execute()
-        return sorted(_words(models)), _words(running_ids), counters, running
+        pipeline.hgetall(self._keys.pauses)
+        models, running_ids, counters, running, pauses = await pipeline.execute()
+        return sorted(_words(models)), _words(running_ids), counters, running, pauses
 
     async def _backlogs(self, models: Sequence[str]) -> tuple[dict[Place, _Backlog], list[str]]:
         """Jobs of each lane that wait for the turns of their tenants; and those that come back to their models."""
@@ -137,7 +143,7 @@ class LaneReader:
         return {**{job_id: read[job_id] for job_id in asked if job_id in is_running}, **self._waiting}
 
 
-def _lane(place: Place, waiting: int, jobs: Sequence[LaneJob]) -> Lane:
+def _lane(place: Place, waiting: int, jobs: Sequence[LaneJob], paused_since: float | None) -> Lane:
     runs = [job for job in jobs if job.status is JobStatus.RUNNING]
     waits = sorted((job for job in jobs if job.status is not JobStatus.RUNNING), key=lambda job: job.created_at)
     waiting = max(waiting, len(waits))
@@ -152,6 +158,7 @@ def _lane(place: Place, waiting: int, jobs: Sequence[LaneJob]) -> Lane:
         waiting_since=waits[0].created_at if waits else None,
         unlisted=len(runs) + waiting - len(shown),
         jobs=tuple(shown),
+        paused_since=paused_since,
     )
 
 

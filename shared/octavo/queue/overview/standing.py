@@ -14,6 +14,7 @@ import redis.asyncio
 from octavo.queue.batches.keys import BatchKeys
 from octavo.queue.connection import answered
 from octavo.queue.keys import Keys
+from octavo.queue.lanes import parse_pauses
 
 CLASSES = ("high", "normal", "batch")
 _SAMPLED = 256  # jobs of a lane whose tokens are read
@@ -33,13 +34,15 @@ class Waiting:
 @dataclass(frozen=True)
 class Standing:
     """The queue at one moment: what waits by model and class, jobs that were given up, how long the batch that is due
-    for longest has waited, and counts by model since the server was set up."""
+    for longest has waited, and counts by model since the server was set up. Paused lanes have no oldest
+    wait."""
 
     waiting: dict[tuple[str, str], Waiting] = field(default_factory=dict)
     dead_letters: int = 0
     batch_lag_s: float = 0.0
     takeovers: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
+    paused: set[tuple[str, str]] = field(default_factory=set)
 
 
 @dataclass
@@ -57,28 +60,33 @@ async def standing(connection: redis.asyncio.Redis, keys: Keys) -> Standing:
     """The queue as it stands, read in four round trips whatever waits. Raises redis-py's errors."""
     now_ms = time.time() * 1000
     async with answered():
-        lanes, letters, due, tally = await _lanes(connection, keys)
+        lanes, letters, due, tally, pauses = await _lanes(connection, keys)
         await _fill(connection, lanes)
         jobs = await _jobs(connection, keys, lanes)
     waiting: dict[tuple[str, str], Waiting] = {(lane.model, name): Waiting() for lane in lanes for name in CLASSES}
     for lane in lanes:
         _add(waiting, lane, [jobs[job_id] for job_id in lane.ids], now_ms)
+    paused: set[tuple[str, str]] = {(lane.model, lane.priority) for lane in parse_pauses(pauses)}
+    for place in paused & waiting.keys():
+        waiting[place].oldest_s = 0.0  # no outage
     return Standing(
         waiting,
         dead_letters=letters if isinstance(letters, int) else 0,
         batch_lag_s=_lag(due, now_ms),
         takeovers=_counts(tally, "takeovers:"),
         refused=_counts(tally, "refused:"),
+        paused=paused,
     )
 
 
-async def _lanes(connection: redis.asyncio.Redis, keys: Keys) -> tuple[list[_Lane], Any, Any, Any]:
+async def _lanes(connection: redis.asyncio.Redis, keys: Keys) -> tuple[list[_Lane], Any, Any, Any, Any]:
     pipeline = connection.pipeline(transaction=False)
     pipeline.hkeys(keys.models)
     pipeline.xlen(keys.dead_letters)
     pipeline.zrange(BatchKeys(keys).due, 0, 0, withscores=True)
     pipeline.hgetall(keys.tally)
-    models, letters, due, tally = await pipeline.execute(raise_on_error=False)
+    pipeline.hgetall(keys.pauses)
+    models, letters, due, tally, pauses = await pipeline.execute(raise_on_error=False)
     names = [name.decode(errors="replace") for name in models] if isinstance(models, list) else []
     for name in names:
         for priority in CLASSES:
@@ -94,7 +102,7 @@ async def _lanes(connection: redis.asyncio.Redis, keys: Keys) -> tuple[list[_Lan
             known = tenants if isinstance(tenants, list) else []
             lanes += [_own_lane(keys, name, priority, tenant.decode(errors="replace")) for tenant in known]
         lanes += [_own_lane(keys, name, *member) for member in parked_members(next(places))]
-    return lanes, letters, due, tally
+    return lanes, letters, due, tally, pauses
 
 
 def _own_lane(keys: Keys, model: str, priority: str, tenant: str) -> _Lane:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Try:
     """A delivery that its owner may try now. Times are seconds since the epoch, `tries` those before this one; the
-    secret before `version` signs, too, until `old_until`."""
+    secret before `version` signs, too, until `old_until`. `trace` is the context of the trace of what it tells of."""
 
     endpoint_id: str
     event_id: str
@@ -36,6 +36,7 @@ class Try:
     url: str
     version: int
     old_until: float
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,11 @@ def _tries(reply: list[Any]) -> Tries:
 
 def _try(row: Sequence[Any]) -> Try:
     """Something else may have damaged it: then it has no type that there is."""
-    *words, at, tries, url, version, old = row
+    *words, at, tries, url, version, old, trace = row
     endpoint, event, token, tenant, kind, of = (word.decode(errors="replace") for word in words)
     return Try(
         endpoint, event, token, tenant, kind, of, _number(at) / 1000, _number(tries), url.decode(errors="replace"),
-        _number(version), _number(old) / 1000,
+        _number(version), _number(old) / 1000, trace.decode(errors="replace"),
     )  # fmt: skip
 
 

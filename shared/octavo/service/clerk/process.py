@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import socket
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
@@ -16,6 +18,7 @@ from octavo.service.clerk.desk import Desk
 from octavo.service.clerk.metrics import ClerkMetrics
 from octavo.service.clerk.settings import ClerkSettings
 from octavo.service.storage import open_storage
+from octavo.service.tracing.wanted import open_tracing
 from octavo.service.webhooks.addresses import Networks
 from octavo.service.webhooks.courier import Courier
 from octavo.service.webhooks.metrics import CourierMetrics
@@ -47,7 +50,10 @@ async def _serve(settings: ClerkSettings, secret: Secret | None) -> None:
     metrics = ClerkMetrics()
     if settings.metrics_port:
         metrics.serve(settings.metrics_host, settings.metrics_port)
+    tracing = open_tracing("octavo-clerk", f"{socket.gethostname()}-{os.getpid()}")
     async with AsyncExitStack() as stack:
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
         duties: list[Coroutine[Any, Any, None]] = []
         if settings.files is not None:
             client = await stack.enter_async_context(BatchClient(settings.redis_url))
@@ -57,7 +63,8 @@ async def _serve(settings: ClerkSettings, secret: Secret | None) -> None:
         if secret is not None:
             hooks = await stack.enter_async_context(WebhookClient(settings.redis_url))
             outgoing = Outgoing(networks=settings.webhook_networks, http=settings.webhook_http)
-            duties.append(Courier(hooks, outgoing, WebhookSecrets(secret), CourierMetrics(metrics.registry)).run())
+            told = CourierMetrics(metrics.registry)
+            duties.append(Courier(hooks, outgoing, WebhookSecrets(secret), told, tracing=tracing).run())
             log.info("looking for webhooks to deliver")
         await _until_a_signal(duties)
         if settings.files is not None:

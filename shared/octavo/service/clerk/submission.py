@@ -157,6 +157,7 @@ def _call(desk: Desk, batch: BatchInfo, line: LineOfBatch, job: JobRequest, prio
         retention=desk.retention,
         line=line,
         key_id=batch.key_id,
+        trace=batch.trace,
     )
 
 

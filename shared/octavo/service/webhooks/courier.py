@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from octavo.client.webhooks import WebhookClient
 from octavo.queue.calls import Call
@@ -14,7 +16,13 @@ from octavo.service.webhooks.messages import event_body, signed_headers
 from octavo.service.webhooks.metrics import CourierMetrics
 from octavo.service.webhooks.outgoing import WHOLE_S, Answer, Outgoing
 from octavo.terms.errors import OctavoError
+from octavo.terms.tracing import conventions as names
+from octavo.terms.tracing.context import HEADER, TraceContext
+from octavo.terms.tracing.spans import SpanFacts, Value
 from octavo.terms.webhooks import EVENT_TYPES, Outcome, WebhookSecrets
+
+if TYPE_CHECKING:
+    from octavo.service.tracing.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +49,14 @@ class Courier:
         secrets: WebhookSecrets,
         metrics: CourierMetrics,
         *,
+        tracing: Tracing | None = None,
         pauses_s: tuple[float, ...] = PAUSES_S,
     ) -> None:
         self._client = client
         self._outgoing = outgoing
         self._secrets = secrets
         self._metrics = metrics
+        self._tracing = tracing
         self._pauses_s = pauses_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None] | None] = set()  # those of them that have no answer yet
@@ -130,7 +140,16 @@ class Courier:
             return Answer(0, "damaged")
         body = event_body(tried.event_id, tried.event_type, tried.of, tried.created_at)
         secrets = self._secrets.signing(tried.endpoint_id, tried.version, with_old=self._now < tried.old_until)
-        return await self._outgoing.post(tried.url, body.encode(), signed_headers(tried.event_id, body, secrets))
+        headers = signed_headers(tried.event_id, body, secrets)
+        trace = TraceContext.read(tried.trace)
+        if trace is None:
+            return await self._outgoing.post(tried.url, body.encode(), headers)
+        own = trace if self._tracing is None else trace.derived(tried.endpoint_id, tried.event_id, tried.tries)
+        began = time.time()
+        answer = await self._outgoing.post(tried.url, body.encode(), {**headers, HEADER: str(own)})
+        if self._tracing is not None:
+            self._tracing.tell(_span(tried, own, trace, began, answer))
+        return answer
 
     def _outcome(self, tried: Try, answer: Answer) -> Outcome:
         if answer.is_taken:
@@ -155,3 +174,20 @@ class Courier:
             await asyncio.wait(tasks, timeout=_PARTING_S)
         for task in self._tasks:
             task.cancel()
+
+
+def _span(tried: Try, own: TraceContext, trace: TraceContext, began: float, answer: Answer) -> SpanFacts:
+    """The span of a try. The address may hold a secret and is no part of it."""
+    attributes: dict[str, Value] = {
+        names.HTTP_METHOD: "POST",
+        names.EVENT: tried.event_type,
+        names.MESSAGING_MESSAGE: tried.event_id,
+        names.TENANT: tried.tenant,
+        names.ATTEMPT: tried.tries + 1,
+    }
+    if answer.status:
+        attributes[names.HTTP_STATUS] = answer.status
+    error = None if answer.is_taken else str(answer)
+    if error is not None:
+        attributes[names.ERROR_TYPE] = error
+    return SpanFacts("POST webhook", own, trace, began, time.time(), "client", attributes, error=error)

@@ -74,6 +74,19 @@ OLDEST_WAIT = Metric(
         ),
     ),
 )
+LANE_PAUSED = Metric(
+    name="octavo_lane_paused",
+    kind="gauge",
+    text="1 while the lane is paused: its jobs wait because an operator wants it. It has no oldest wait.",
+    labels=(MODEL, "priority"),
+    known=every(PRIORITIES),
+    panel=Panel(
+        row="Queue",
+        title="Paused lanes",
+        expression="max by (model_name, priority) (octavo_lane_paused)",
+        legend="priority",
+    ),
+)
 WORKERS = Metric(
     name="octavo_workers",
     kind="gauge",
@@ -83,7 +96,8 @@ WORKERS = Metric(
     alerts=(
         Alert(
             name="OctavoNoWorkers",
-            expression="max by (model_name) (octavo_workers) == 0 and max by (model_name) (octavo_queue_depth) > 0",
+            expression="max by (model_name) (octavo_workers) == 0 and max by (model_name) (octavo_queue_depth) > 0 "
+            "unless min by (model_name) (octavo_lane_paused) == 1",
             minutes=2,
             severity="critical",
             summary="Jobs of {{ $labels.model_name }} wait and no worker serves it.",
@@ -203,6 +217,6 @@ DELIVERY_FAILURES = Metric(
 )
 
 QUEUE = (
-    *(SERVER_UP, DEPTH, BACKLOG_TOKENS, OLDEST_WAIT, WORKERS, TAKEOVERS, WRITES_REFUSED, DEAD_LETTERS),
+    *(SERVER_UP, DEPTH, BACKLOG_TOKENS, OLDEST_WAIT, LANE_PAUSED, WORKERS, TAKEOVERS, WRITES_REFUSED, DEAD_LETTERS),
     *(BATCHES, BATCH_LAG, DELIVERIES, DELIVERY_AGE, DELIVERY_FAILURES),
 )

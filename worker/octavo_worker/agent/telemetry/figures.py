@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as Family
 
-from octavo.queue.keys import submitted_at
+from octavo.queue.protocol import Claim
 from octavo.service.metrics.registry import Values, counter, family, histogram, know_model, renamed, summary
 from octavo.terms.messages import JobStatus, Terminal
 from octavo.terms.metrics import worker as table
@@ -46,11 +46,11 @@ class Figures(JobWatch):
 
     def claimed(self, job: ActiveJob) -> None:
         if job.claim.attempt == 1:
-            self._observe(table.QUEUE_TIME, _age(job.claim.job_id))
+            self._observe(table.QUEUE_TIME, _age(job.claim))
 
     def ended(self, job: ActiveJob, terminal: Terminal) -> None:
         usage, claim = terminal.usage, job.claim
-        self._observe(table.LATENCY, _age(claim.job_id))
+        self._observe(table.LATENCY, _age(claim))
         self._observe(table.PROMPT_TOKENS, usage.prompt_tokens)
         self._observe(table.GENERATION_TOKENS, usage.completion_tokens)
         self._observe(table.MOST_GENERATION_TOKENS, max((len(each.ids) for each in job.sequences), default=0))
@@ -59,7 +59,7 @@ class Figures(JobWatch):
             self._observe(table.PREFILL_TIME, job.computed_at - job.claimed_at)
             self._observe(table.DECODE_TIME, decoded_s)
             if claim.offset == 0:
-                self._observe(table.FIRST_TOKEN, _age(claim.job_id) - decoded_s)
+                self._observe(table.FIRST_TOKEN, _age(claim) - decoded_s)
             width, here = len(job.sequences), usage.completion_tokens - claim.offset
             if here > width:  # the first of each sequence is the prefill's
                 self._observe(table.TOKEN_TIME, decoded_s * width / (here - width))
@@ -87,9 +87,9 @@ def _no_call(model: str) -> tuple[str, ...]:
     return table.WORKER_SCRIPT_CALLS.sets(model)[0]
 
 
-def _age(job_id: str) -> float:
-    """Seconds since the job got its id, by the clocks of two hosts."""
-    return time.time() - submitted_at(job_id).timestamp()
+def _age(claim: Claim) -> float:
+    """Seconds since the job might have been claimed, by the clocks of two hosts."""
+    return time.time() - claim.waits_since
 
 
 def _values(metric: Metric, stats: EngineStats, model: str) -> Values:

@@ -17,13 +17,14 @@ def serve_metrics(options: WorkerOptions, model: str, agent: Agent, calls: Scrip
     from octavo.service.metrics.port import MetricsPort
     from octavo_worker.agent.telemetry.figures import Figures
 
-    agent.watch = figures = Figures(
+    figures = Figures(
         model,
         stats=lambda: agent.stats,
         calls=calls.sums,
         is_ready=lambda: agent.why_not_ready() is None,
         vllm=options.metrics_names == "vllm",
     )
+    agent.watch.add(figures)
     registry = CollectorRegistry()
     registry.register(figures)
     try:

@@ -32,7 +32,7 @@ function App({ fleet }) {
   const models = [...new Set(Object.values(stats.lanes).map((lane) => lane.model))];
   return html`<${Head} fleet=${fleet} />
     <div class="columns">
-      <div><${Lanes} stats=${stats} choose=${choose} /><${Prompt} models=${models} choose=${choose} /></div>
+      <div><${Lanes} stats=${stats} choose=${choose} ask=${ask} /><${Prompt} models=${models} choose=${choose} /></div>
       <${Workers} fleet=${fleet} ask=${ask} choose=${choose} />
     </div>
     <div class="columns"><${Moves} moves=${fleet.moves} choose=${choose} /><${Batches} batches=${stats.batches} /></div>

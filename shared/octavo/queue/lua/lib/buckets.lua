@@ -16,14 +16,16 @@ local function bucket_of(scopes, limits, scope, kind)
   local capacity = own[CAPACITIES[kind]] or limit
   -- All of its fields at once: a table that grows is made anew.
   return {field = scopes[scope] .. ' ' .. BUCKETS[kind], scope = scope, kind = kind, capacity = capacity,
-    rate = limit / PERIODS_MS[kind], level = capacity, told = 0, takes = 0, needs = 0}
+    rate = limit / PERIODS_MS[kind], level = capacity, promised = 0, takes = 0, needs = 0}
 end
 
 -- The numbers of what is stored, nil where they cannot be read.
 local function stored_in(value)
   if not value or #value ~= 24 then return nil end
-  local level, at, told = struct.unpack(STORED, value)
-  if level > -1e15 and level < 1e15 and at >= 0 and at < 1e15 and told >= 0 and told < 1e15 then return level, at, told end
+  local level, at, promised = struct.unpack(STORED, value)
+  if level > -1e15 and level < 1e15 and at >= 0 and at < 1e15 and promised >= 0 and promised < 1e15 then
+    return level, at, promised
+  end
 end
 
 -- Levels now. A time that lies in the future is one of another clock: the bucket refills from now.
@@ -32,10 +34,10 @@ local function refill_all(tenant, buckets)
   for i = 1, #buckets do fields[i] = buckets[i].field end
   local stored = call('HMGET', key('bk', tenant), unpack(fields))
   for i = 1, #buckets do
-    local bucket, level, at, told = buckets[i], stored_in(stored[i])
+    local bucket, level, at, promised = buckets[i], stored_in(stored[i])
     if level then
       bucket.level = math.min(bucket.capacity, level + math.max(0, NOW - at) * bucket.rate)
-      bucket.told = told
+      bucket.promised = promised
     end
   end
 end
@@ -44,7 +46,7 @@ local function store(tenant, buckets)
   local values = {}
   for i = 1, #buckets do
     values[2 * i - 1] = buckets[i].field
-    values[2 * i] = struct.pack(STORED, buckets[i].level, NOW, buckets[i].told)
+    values[2 * i] = struct.pack(STORED, buckets[i].level, NOW, buckets[i].promised)
   end
   if values[1] then call('HSET', key('bk', tenant), unpack(values)) end
 end

@@ -34,9 +34,9 @@ local function lacking_in(buckets, is_line)
       short[#short + 1] = bucket
       local ready = NOW + math.ceil((bucket.needs - bucket.level) / bucket.rate)
       if not is_line then  -- these wait for others anyway
-        local last = math.min(bucket.told, NOW + bucket.capacity / bucket.rate)
+        local last = math.min(bucket.promised, NOW + bucket.capacity / bucket.rate)
         ready = math.max(ready, math.ceil(last + bucket.takes / bucket.rate))
-        bucket.told = ready
+        bucket.promised = ready
       end
       wait = math.max(wait, ready - NOW)
     end

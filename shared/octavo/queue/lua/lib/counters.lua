@@ -11,7 +11,8 @@ local function count(tenant, field, by)
   bump(key('q', tenant), field, by)
 end
 
+-- A job that is to start later (`ltr`) does not wait for a worker yet.
 local function count_queued(job, by)
   count(job.tn, 'queued', by)
-  bump(key('q'), 'queued:' .. job.mdl, by)
+  bump(key('q'), (job.ltr and 'later:' or 'queued:') .. job.mdl, by)
 end

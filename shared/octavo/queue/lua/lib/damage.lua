@@ -28,7 +28,7 @@ end
 -- `known` is where it was found, whatever its fields say.
 local function end_damaged(id, known)
   local job = fields(id, 'st', 'mdl', 'tn', 'cls', 'lane', 'bytes', 'ct', 'gw', 'wid', 'idem', 'bt', 'nf', 'n', 'ep',
-    'est', 'cost', 'chg', 'key', 'sts', 'tries', 'rm', 'wk', 'rk', 'hd')
+    'est', 'cost', 'chg', 'key', 'sts', 'tries', 'rm', 'wk', 'rk', 'hd', 'tp', 'ltr')
   for name, value in pairs(known) do job[name] = value end
   local hash, stream, problem = key('j', id), key('t', id), {DAMAGED, DAMAGED_MESSAGE}
   if job.st == 'queued' and job.lane and job.mdl then leave_queue(id, job, 0) end
@@ -62,7 +62,7 @@ local function end_damaged(id, known)
   end
   if job.nf and job.tn then
     --- @include events
-    note_end(id, job.nf, job.tn, 'failed')
+    note_end(id, job.nf, job.tn, 'failed', false, job.tp)
   end
   if not is_gone(id) then set_aside(hash) end
   if not is_stream(stream) then set_aside(stream) end

@@ -19,14 +19,16 @@ end
 -- As `fields` has it, in one table that need not grow.
 local function job_to_end(id)
   local found = redis.pcall('HMGET', key('j', id), 'st', 'tok', 'ftok', 'mdl', 'tn', 'cls', 'lane', 'n', 'ep', 'bytes', 'est',
-    'cost', 'idem', 'ret', 'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries', 'kb', 'rm', 'wk', 'rk', 'hd')
+    'cost', 'idem', 'ret', 'gw', 'ct', 'run', 'bt', 'nf', 'chg', 'key', 'sts', 'w', 'tries', 'kb', 'rm', 'wk', 'rk', 'hd',
+    'tp', 'ltr')
   if is_error(found) then return {} end
   return {
     st = found[1], tok = found[2], ftok = found[3], mdl = found[4], tn = found[5], cls = found[6],
     lane = found[7], n = found[8], ep = found[9], bytes = found[10], est = found[11], cost = found[12],
     idem = found[13], ret = found[14], gw = found[15], ct = found[16], run = found[17], bt = found[18],
     nf = found[19], chg = found[20], key = found[21], sts = found[22], w = found[23], tries = found[24],
-    kb = found[25], rm = found[26], wk = found[27], rk = found[28], hd = found[29],
+    kb = found[25], rm = found[26], wk = found[27], rk = found[28], hd = found[29], tp = found[30],
+    ltr = found[31],
   }
 end
 
@@ -37,7 +39,7 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
   local stream_s, result_s, idempotency_s = string.match(job.ret, '(%d+) (%d+) (%d+)')
   if job.nf then  -- before anything is counted: where this fails, the end is told again
     --- @include events
-    note_end(id, job.nf, job.tn, status, job.is_cut)
+    note_end(id, job.nf, job.tn, status, job.is_cut, job.tp)
   end
   if job.st == 'queued' then
     leave_queue(id, job, 0)
@@ -88,7 +90,7 @@ local function conclude(id, job, status, ending, result, facts, redrivable, coun
   call('HSET', hash, 'st', status, 'ft', NOW, unpack(facts))
   local request = redrivable and 'chg' or 'body'  -- goes too unless it may be asked again
   call('HDEL', hash, 'tok', 'cx', 'gw', 'lane', 'dl', 'qdl', 'qt', 'pg', 'ls', 'chg', 'rm', 'rk', 'wk', 'hd',
-    request)
+    'ltr', 'pz', request)
   -- Nothing of it was ever forgotten: whatever its sequences' order is, it stays.
   if job.run and job.run == string.match(call('INFO', 'server'), 'run_id:(%x+)') then call('HDEL', hash, 'run') end
   if not is_kept then

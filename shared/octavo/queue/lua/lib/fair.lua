@@ -12,6 +12,7 @@ end
 
 -- True if its tenant has more jobs there that may be taken.
 local function leave_queue(id, job, price)
+  if job.ltr then call('ZREM', key('later'), id) end
   if string.find(job.lane, '^resume') or string.find(job.lane, '^solo') then
     call('ZREM', key('b', job.lane, job.mdl), id)
     call('ZREM', key('bound', job.mdl), id)

@@ -3,8 +3,8 @@
 -- Whether a job is damaged: its hash is not what every transition relies on, because something else wrote to this server.
 
 local NAMES = {'n', 'ep', 'crashes', 'bytes', 'est', 'cost', 'ct', 'seed', 'ret', 'st', 'mdl', 'tn', 'cls', 'body',
-  'lane', 'tries', 'key', 'dl', 'qdl', 'sts', 'cn', 'solo', 'w', 'rm', 'wk', 'rk', 'hd'}
-local REQUIRED, FIRST_LEFT_OUT = 14, 18  -- of these names: numbers that may be left out begin there
+  'lane', 'tries', 'key', 'tp', 'dl', 'qdl', 'sts', 'cn', 'solo', 'w', 'rm', 'wk', 'rk', 'hd', 'nb', 'ltr', 'pz'}
+local REQUIRED, FIRST_LEFT_OUT = 14, 19  -- of these names: numbers that may be left out begin there
 local RETENTION = '^%d%d?%d?%d?%d?%d?%d?%d?%d? %d%d?%d?%d?%d?%d?%d?%d?%d? %d%d?%d?%d?%d?%d?%d?%d?%d?$'
 local CLASS = {high = true, normal = true, batch = true}
 local ENDED = {completed = true, failed = true, cancelled = true, expired = true}

@@ -1,7 +1,7 @@
 -- All keys of a cell carry the hash tag of its prefix P:
 --   P:j:<id>              HASH   st mdl tn cls lane n ep crashes cn solo sus tok ftok wid cx gw dl qdl qt dg ct sts ft as
 --                                body att bytes est cost seed meta err use pg idem ret run eps ls era bt nf key chg w
---                                tries f1 kb rm rk wk hd
+--                                tries f1 kb rm rk wk hd tp nb ltr pz
 --                                (status, model, tenant, class, where it waits, tokens stored, attempts, deaths of
 --                                owners since it last got on, tokens stored at the latest, crashes that it was alone
 --                                in, whether it runs as a suspect, claim token, token that finished
@@ -13,9 +13,12 @@
 --                                sequences; length of its lease in ms; there once it was erased; batch, place and index
 --                                of its line; job or response: its end is an event of such; id of the API key that
 --                                asked, marks of the buckets that it drew on, weight of its tenant in thousandths; the
---                                latest attempts: lib/attempts.lua; the ms of its first tokens; bytes that it has stored, if it came with an attachment; 1 if it
---                                is counted among the running ones of its model, of its key, among the waiting ones
---                                of its key, and if it is held at the cap of this: lib/holding.lua)
+--                                latest attempts: lib/attempts.lua; the ms of its first tokens; bytes that it has stored,
+--                                if it came with an attachment; 1 if it is counted among the running ones of its model,
+--                                of its key, among the waiting ones of its key, and if it is held at the cap of this:
+--                                lib/holding.lua; the context of its trace; the ms before which it was not to start;
+--                                whether it waits for that; ms of its lane's pauses when it began to wait, if it must
+--                                start within a time)
 --   P:t:<id>  P:r:<id>    STREAM token log, STRING result
 --   P:b:<class>:<tenant>:<model>          ZSET  backlog of a tenant by order of arrival
 --   P:b:resume:<model>    ZSET  jobs that come back, by class and the ms at which they did: lib/lanes.lua
@@ -33,7 +36,7 @@
 --   P:L  P:D  P:x         ZSET   job by lease expiry, by deadline, "<id> <tenant>" by end of retention (ms)
 --   P:jobs                ZSET   all job ids, and ":<tenant>:<id>" for each (score 0: sorted by id, hence by time); of
 --                                batches' jobs "~<id>" and ":<tenant>:~<id>"
---   P:q  P:q:<tenant>     HASH   queued, running, bytes (and queued:<model> in the first, in the second back: those of the
+--   P:q  P:q:<tenant>     HASH   queued, running, bytes (and queued:<model>, later:<model> in the first, in the second back: those of the
 --                                queued that lost their worker; 'running m <model>', 'running k <key>' and 'waiting k <key>' where these
 --                                have such caps); zero is absent
 --   P:i:<tenant>:<key>    STRING idempotency: "<id> <hash of the request>"
@@ -51,6 +54,9 @@
 --   P:lim:<tenant>        HASH   limits by scope: lib/limits.lua;  P:limited  ZSET tenants that ever had some (score 0)
 --   P:bk:<tenant>         HASH   buckets of these limits: lib/buckets.lua
 --   P:kept:<tenant>       HASH   bytes of attachments and their jobs' results by job: lib/stored.lua; their sum is 'stored' of P:q:<tenant>
+--   P:pauses              HASH   lanes that are or were paused: lib/pauses.lua
+--   P:paused:<class>:<model>  ZSET  jobs of a paused lane, by the ms until which they would have had to start
+--   P:later               ZSET   jobs that start not before a time, by that in ms
 --   P:pk:<tenant>         SET    '<class> <model>' where it is parked: lib/parking.lua;  P:parked:<model>  ZSET tenants there
 --   P:held:<tenant>:<key>  ZSET  jobs of a key at its cap of running ones: lib/holding.lua
 --   P:use:<hour>:<tenant>  P:useh:<day>:<tenant>  P:used:<month>:<tenant>  HASH  the account of usage by minutes, hours and days
@@ -61,11 +67,11 @@
 --   P:fq                  HASH   bytes of files by tenant
 --   P:mark                STRING which storage the files are in
 --   P:bt:<id>             HASH   tn ep in win ct dl st model total cur done failed u_in u_cached u_out u_reason meta oexp key
---                                errs out err tok ftok wid, <state>_at (tenant, endpoint, input file, window as it was asked
+--                                errs out err tok ftok wid tp, <state>_at (tenant, endpoint, input file, window as it was asked
 --                                for, times created and due in ms, state, model, lines, places submitted, lines that
 --                                succeeded and that failed, their tokens, metadata, seconds that outputs are kept, errors of
 --                                the file, id of the API key that asked, output and error file, owner's token, token
---                                that finished it, clerk)
+--                                that finished it, clerk, context of its trace)
 --   P:bto:<id>  P:bte:<id>  ZSET  jobs of a batch that are open; that have ended and whose line is in no part: by place
 --   P:btp:<id>            LIST   its parts that count
 --   P:bts  P:btL          ZSET   batches by the ms from which they may be taken, and at which their owner's lease ends
@@ -81,9 +87,9 @@
 --                                signs too, ms at which it was switched off, deliveries that failed and made room for others)
 --   P:endpoints           ZSET   all endpoints as P:jobs has jobs
 --   P:hs:<tenant>         HASH   types of events by endpoint, of those that are switched on
---   P:hd:<endpoint>:<event>  HASH  a delivery: tn typ of at st n due ans tok ft (tenant, type, what the event tells of, ms of
+--   P:hd:<endpoint>:<event>  HASH  a delivery: tn typ of at st n due ans tok ft tp (tenant, type, what the event tells of, ms of
 --                                the event, waiting or failed, tries, ms from which the next one may begin, the last answer,
---                                owner's token, ms at which it was given up)
+--                                owner's token, ms at which it was given up, context of its trace)
 --   P:hq:<endpoint>  P:hl:<endpoint>  P:hf:<endpoint>  ZSET  its deliveries that wait, by the ms from which they may be tried;
 --                                that are tried, by the end of the lease; that failed to the end, by the ms at which they did
 --   P:hr:<tenant>  P:ht   ZSET   endpoints of a tenant, and tenants, by the ms at which their turn comes

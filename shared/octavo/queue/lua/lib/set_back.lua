@@ -49,10 +49,20 @@ local function set_back_deliveries(by)
   end
 end
 
+-- Pauses that would begin in the future begin now.
+local function set_back_pauses()
+  local lanes = call('HGETALL', key('pauses'))
+  for i = 1, #lanes, 2 do
+    local over, since = string.match(lanes[i + 1], '^(%d+) (%d+)$')
+    if since and tonumber(since) > NOW then call('HSET', key('pauses'), lanes[i], over .. ' ' .. NOW) end
+  end
+end
+
 local function set_back(by, before)
   set_back_leases(by, before)
   set_back_workers(by)
   set_back_deliveries(by)
+  set_back_pauses()
   for _, model in ipairs(call('HKEYS', key('models'))) do
     set_back_suspects(by, model)
     call('DEL', key('blocked', model))

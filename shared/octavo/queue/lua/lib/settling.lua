@@ -34,10 +34,10 @@ local function settle(job, used)
   local hash, values = key('bk', job.tn), {}
   local stored = call('HMGET', hash, unpack(fields))
   for i = 1, #fields do
-    local level, at, told = stored_in(stored[i])
+    local level, at, promised = stored_in(stored[i])
     if level then
       values[#values + 1] = fields[i]
-      values[#values + 1] = struct.pack(STORED, level + unused, at, told)
+      values[#values + 1] = struct.pack(STORED, level + unused, at, promised)
     end
   end
   if values[1] then call('HSET', hash, unpack(values)) end

@@ -12,6 +12,10 @@ local turns, coming = {}, {}  -- what comes first of a class and in a lane, unti
 local function turn_of(class)
   local room, turn = rooms[class], turns[class]
   if turn then return turn end
+  if held[class] then
+    turns[class] = {}
+    return turns[class]
+  end
   if room[1] > 0 then
     turn = call('ZRANGE', key('v', class, model), 0, 0, 'WITHSCORES')
   else
