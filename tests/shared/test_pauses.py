@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from octavo import AsyncClient
-from octavo.queue.lanes import LaneCell
+from octavo.queue.operating.lanes import LaneCell
 from octavo.terms.errors import UnknownModel
 from octavo.terms.fields import Priority
 from octavo.terms.messages import JobStatus

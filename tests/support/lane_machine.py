@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from octavo import Client
-from octavo.queue.lanes import CLASSES, LaneCell
+from octavo.queue.operating.lanes import CLASSES, LaneCell
 
 LANES = LaneCell()
 TENANTS = ("one", "two")

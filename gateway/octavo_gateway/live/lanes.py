@@ -43,7 +43,7 @@ async def _allowed(
     sec_fetch_site: Annotated[str | None, Header()] = None,
     x_octavo_page: Annotated[str, Header(max_length=100)] = "",
 ) -> None:
-    """What a browser sends needs the token of a page that was loaded; programs send no such headers."""
+    """A dependency: requests of browsers need the token of a page that was loaded. Programs send no such headers."""
     if origin is not None or sec_fetch_site is not None:
         await pressed(request, caller, x_octavo_page)
 

@@ -22,7 +22,7 @@ LISTED = {
     "up": Listed("Start server, gateway and workers on this machine and stay up until Ctrl-C.", "octavo.cli.up", "up"),
     "run": Listed("Submit a prompt and stream the answer.", "octavo.cli.run", "run"),
     "jobs": Listed("List, show, follow, cancel and requeue jobs.", "octavo.cli.jobs", "app"),
-    "lanes": Listed("Pause lanes of models and let them go on.", "octavo.cli.lanes", "app"),
+    "lanes": Listed("Pause lanes of models and let them go on.", "octavo.cli.operating.lanes", "app"),
     "batch": Listed("Files of requests: run one from here, or have the service run it.", "octavo.cli.batch", "app"),
     "webhooks": Listed("Webhook endpoints of a gateway, and what was delivered to them.", "octavo.cli.webhooks", "app"),
     "prefix": Listed("Keep named prefixes in the KV memory of workers.", "octavo.cli.prefix", "app"),

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from octavo.client.fleet import FleetQueries
 from octavo.client.handles import AsyncJob
 from octavo.queue.calls import run
-from octavo.queue.dead_letters import Chosen, entries, list_dead_letters, remove_dead_letters
 from octavo.queue.jobs import Submission, read_submission
-from octavo.queue.lanes import LaneCell
+from octavo.queue.operating.dead_letters import Chosen, entries, list_dead_letters, remove_dead_letters
+from octavo.queue.operating.lanes import LaneCell
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo.terms.models import DeadLetter
 

@@ -17,7 +17,7 @@ from octavo.queue.connection import answered, errors_of
 from octavo.queue.fleet import known_models, live_workers, queue_depths
 from octavo.queue.jobs import read_content
 from octavo.queue.keys import Keys
-from octavo.queue.lanes import CLASSES, LaneCell, paused_lanes
+from octavo.queue.operating.lanes import CLASSES, LaneCell, paused_lanes
 from octavo.queue.overview.standing import Standing, standing
 from octavo.queue.questions import Questions
 from octavo.terms.fields import Priority

@@ -13,9 +13,9 @@ import redis.asyncio
 
 from octavo.queue.batches.keys import BatchKeys
 from octavo.queue.batches.reading import list_open
-from octavo.queue.dead_letters import list_dead_letters
 from octavo.queue.fleet import beating_workers
 from octavo.queue.keys import Keys
+from octavo.queue.operating.dead_letters import list_dead_letters
 from octavo.queue.overview.lanes import LaneReader
 from octavo.terms.batches import BatchInfo, BatchStatus
 from octavo.terms.fleet import BatchProgress, FleetStats, Lane, WorkerFigures

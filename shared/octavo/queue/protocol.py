@@ -319,10 +319,9 @@ def _packed(arguments: object) -> bytes:
 
 
 def _bare(request: JobRequest) -> JobRequest:
-    """What a worker needs of it, and no more: earlier versions know no other fields."""
-    if request.notify or request.not_before is not None:
-        return request.model_copy(update={"notify": False, "not_before": None})
-    return request
+    """A request without what no worker needs: those of earlier versions know no such fields."""
+    is_bare = not request.notify and request.not_before is None
+    return request if is_bare else request.model_copy(update={"notify": False, "not_before": None})
 
 
 def _asked(request: JobRequest) -> dict[str, bytes | str | int | None]:

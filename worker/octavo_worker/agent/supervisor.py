@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import redis
@@ -53,6 +53,9 @@ from octavo_worker.contract.messages import (
     StepOutput,
 )
 from octavo_worker.contract.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from octavo.service.tracing.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +120,8 @@ def _public_names(options: WorkerOptions) -> tuple[str, ...]:
 class Supervisor:
     """Keeps one engine running and everything around it: leases, claims, publishing, the fleet's reaper."""
 
+    _tracing: Tracing | None = None
+
     def __init__(
         self,
         options: WorkerOptions,
@@ -144,7 +149,6 @@ class Supervisor:
         self._agent = Agent(connection, self._cell, prompts, changed=self._changed.set)
         self._agent.defaults = served.sampling
         serve_metrics(options, self._model, self._agent, self._calls)
-        self._tracing = trace_jobs(options, self._model, worker_id, self._agent)
         loop = asyncio.get_running_loop()
         self._heartbeat = Heartbeat(
             self._heartbeat_connection,
@@ -185,6 +189,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serve until a signal asks to leave. Raises WorkerFailed if no engine can be kept running."""
+        self._tracing = trace_jobs(self._options, self._model, self._membership.worker_id, self._agent)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)

@@ -12,7 +12,7 @@ import redis.asyncio
 from octavo.queue.connection import answered
 from octavo.queue.jobs import locate
 from octavo.queue.keys import JobHash, Keys
-from octavo.queue.lanes import parse_pauses
+from octavo.queue.operating.lanes import parse_pauses
 from octavo.queue.overview.standing import parked_members
 from octavo.terms.errors import JobNotFound
 from octavo.terms.fields import Priority

@@ -14,7 +14,7 @@ import redis.asyncio
 from octavo.queue.batches.keys import BatchKeys
 from octavo.queue.connection import answered
 from octavo.queue.keys import Keys
-from octavo.queue.lanes import parse_pauses
+from octavo.queue.operating.lanes import parse_pauses
 
 CLASSES = ("high", "normal", "batch")
 _SAMPLED = 256  # jobs of a lane whose tokens are read

@@ -60,7 +60,7 @@ async def paused_lanes(connection: redis.asyncio.Redis, keys: Keys) -> list[Paus
 
 
 def parse_pauses(found: Any) -> list[PausedLane]:
-    """Those of the hash. What something else wrote there is left out."""
+    """Lanes of the hash that are paused. What something else wrote there is left out."""
     lanes = []
     for name, text in found.items() if isinstance(found, dict) else ():
         lane, pause = _LANE.fullmatch(name.decode(errors="replace")), _PAUSE.fullmatch(text)

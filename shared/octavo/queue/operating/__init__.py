@@ -1,0 +1,1 @@
+"""Operators' part of the queue: lanes that are paused, and jobs that were given up."""
