@@ -58,6 +58,7 @@ def test_clients_of_before_and_of_now_make_the_same_job_and_both_run(
         accepted = int(state.pop("ct"))
         state.update({name: str(int(state[name]) - accepted) for name in ("dl", "qdl") if name in state})
         assert state.pop("tn") in ("before", "now")
+    states[1].pop("kb", None)  # scripts of before do not count what a job stores
     assert states[0] == states[1]
     for job_id in (earlier, later):
         claim = world.claim_one()
