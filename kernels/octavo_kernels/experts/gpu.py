@@ -16,8 +16,9 @@ from octavo_kernels.products.activation import Gate, code_of
 
 COUNTERS = 4096
 """Zeros that routing needs, as `kCounters` in csrc/cuda/experts/args.h."""
-FEW_ROWS = 64
-"""Rows of a step up to which each block has a slice of every expert; more are cut into tiles of an expert's rows."""
+FEW_ROWS = 24
+"""Rows of a step up to which units of the matrices flow through all blocks; more are cut into tiles of an expert's
+rows. The kernels for a few take up to 64."""
 MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32
 
 
@@ -49,7 +50,7 @@ class Routed(NamedTuple):
 
 
 def route_rows(p: RouterProduct) -> Routed:
-    """The rule is that of `route`; scores are in float32. A row depends on nothing but itself. Of up to `FEW_ROWS` rows
+    """The rule is that of `route`; scores are in float32. A row depends on nothing but itself. Of up to 64 rows
     it is one launch. Raises `TypeError` or `ValueError`, naming the argument, for what does not fit."""
     _check_router(p)
     rows, width = p.x.shape
