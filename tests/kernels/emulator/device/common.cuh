@@ -29,6 +29,10 @@ template <class P>
 P __ldcg(const P* p) {
   return *p;
 }
+template <class P>
+P __ldg(const P* p) {
+  return *p;
+}
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline float __uint_as_float(uint32_t bits) {
   float x;
