@@ -16,7 +16,7 @@ from octavo_kernels.ops import Experts, Routed, RouterProduct, Routing
 from .measuring import MATMUL, READ, Row, bf16, measure, row
 
 EXPERTS, CHOSEN, HIDDEN, WIDTH, LAYERS = 128, 8, 2048, 768, 4
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
+ROWS = (1, 4, 8, 16, 24, 32, 64, 256, 2048, 8192)
 
 
 class Layer:
