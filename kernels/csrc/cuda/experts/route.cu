@@ -1,7 +1,7 @@
 // Routing of up to 64 rows in one launch: rows' norm, the router's product in float32, the choice, the lists. Of more rows each of
 // these is a launch. A row's sums and its choice depend on nothing but the row.
 //
-// A block has some outputs of the router, a warp one of them with its weights in registers from before the previous kernel
+// A block has some outputs of the router, a warp one of them with its weights in shared memory from before the previous kernel
 // has ended, and a group of rows. The last block of a group chooses for its rows, the last of all makes the lists.
 #include <algorithm>
 
@@ -15,7 +15,9 @@ namespace {
 constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kGroupRows = kWarps;            // at most: a warp normalises one row, and chooses for it
 constexpr int kVector = 8;                    // elements of 16 bytes
-constexpr int kHeldVectors = 8;               // of a router's row, that a lane has in registers
+constexpr int kHeldVectors = 8;               // of a row, that a lane has at once
+constexpr int kPieces = kWarps * kHeldVectors * 32 * kVector * 4;  // bytes in shared memory of pieces of a router's rows
+constexpr int kRowsBytes = 160 * 1024;  // at most, of a group
 constexpr int kMostWidth = 64 * 32 * kVector;  // of a row that is normalised as norm.cu does it
 constexpr int kBlocks = 264;                  // about as many as there are, unless groups are full
 
@@ -30,28 +32,27 @@ struct Slice {
   uint4* const rows;  // [group_rows][width], in shared memory
   const int warp, lane, vectors;
   const int output;  // of this warp
-  float weights[kHeldVectors * kVector];
+  float4* const weights;  // of the output, a piece: lane by lane the first halves of a vector, then the second ones
   uint4 scales[kHeldVectors];
 
   __device__ Slice(const RouteArgs& args, char* shared, int slice)
-      : a(args), rows(reinterpret_cast<uint4*>(shared)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
-        vectors(args.width / kVector), output(slice * kWarps + warp) {}
+      : a(args), rows(reinterpret_cast<uint4*>(shared + kPieces)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
+        vectors(args.width / kVector), output(slice * kWarps + warp),
+        weights(reinterpret_cast<float4*>(shared) + warp * kHeldVectors * 64) {}
 
-  // The output's weights from the vector `begin` on.
-  __device__ void load(int begin) {
+  // Brings the output's weights from the vector `begin` on.
+  __device__ void load(int begin) const {
     const float* from = output < a.routing.experts    ? a.router + output * a.router_stride
                         : output == a.routing.experts ? a.gate
                                                       : nullptr;
 #pragma unroll
-    for (int i = 0; i < kHeldVectors; ++i) {
-      const int at = begin + i * 32 + lane;
-      const bool there = from && at < vectors;
-      const auto* words = reinterpret_cast<const float4*>(from + int64_t(at) * kVector);
-      const float4 low = there ? words[0] : float4{0, 0, 0, 0}, high = there ? words[1] : float4{0, 0, 0, 0};
-      float* to = weights + i * kVector;
-      to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-      to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    for (int i = 0; i < kHeldVectors * 2; ++i) {
+      const int half = i * 32 + lane, at = begin * 2 + half;
+      const bool there = from && at < vectors * 2;
+      const float* source = there ? from + int64_t(at) * 4 : a.router;
+      copy16(shared_address(weights + (half / 64 * 2 + half % 2) * 32 + half / 2 % 32), source, there);
     }
+    commit_copies();
   }
 
   // Weights of the norm of a warp's row, from the vector `begin` on.
@@ -106,27 +107,33 @@ struct Slice {
   }
 
   __device__ void multiply(int begin, int count, float (&sums)[kGroupRows]) const {
+    float partial[kGroupRows][2] = {};
 #pragma unroll
-    for (int r = 0; r < kGroupRows; ++r) {
-      if (r >= count) break;
-      float partial[2] = {};
+    for (int i = 0; i < kHeldVectors; ++i) {
+      const int at = begin + i * 32 + lane;
+      const float4 low = weights[i * 64 + lane], high = weights[i * 64 + 32 + lane];
+      const float w[kVector] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int i = 0; i < kHeldVectors; ++i) {
-        const int at = begin + i * 32 + lane;
+      for (int r = 0; r < kGroupRows; ++r) {
+        if (r >= count) break;
         float x[kVector];
         widen<T>(at < vectors ? rows[r * vectors + at] : make_uint4(0, 0, 0, 0), x);
 #pragma unroll
-        for (int n = 0; n < kVector; ++n) partial[i % 2] = __fmaf_rn(weights[i * kVector + n], x[n], partial[i % 2]);
+        for (int n = 0; n < kVector; ++n) partial[r][i % 2] = __fmaf_rn(w[n], x[n], partial[r][i % 2]);
       }
-      sums[r] += partial[0] + partial[1];
     }
+#pragma unroll
+    for (int r = 0; r < kGroupRows; ++r) sums[r] += partial[r][0] + partial[r][1];
   }
   // Logits of `count` rows from `row` on.
-  __device__ void compute(int row, int count) {
+  __device__ void compute(int row, int count) const {
     float sums[kGroupRows] = {};
     for (int begin = 0; begin < vectors; begin += kHeldVectors * 32) {
       if (begin > 0) load(begin);
+      wait_copies<0>();
+      __syncwarp();
       multiply(begin, count, sums);
+      __syncwarp();
     }
 #pragma unroll
     for (int r = 0; r < kGroupRows; ++r) {
@@ -156,7 +163,7 @@ __device__ inline bool is_last(unsigned* counter, int blocks, int* shared) {
 }
 
 template <class T, int kHeld>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 2)
     route_kernel(const __grid_constant__ RouteArgs a, const __grid_constant__ RouteCut cut) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float room[kWarps][kMostChosen];
@@ -174,6 +181,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (!is_last(a.counters + 1 + group, cut.slices, &flag)) return;
   if (own.warp < count) choose_row<kHeld>(a, row + own.warp, own.lane, room[own.warp]);
   if (!is_last(a.counters, cut.groups, &flag)) return;
+  static_assert(sizeof(MaskedLists) <= kPieces);
   reinterpret_cast<MaskedLists*>(shared)->make(a);
 }
 
@@ -234,9 +242,9 @@ int over(int n, int by) { return (n + by - 1) / by; }
 template <class T, int kHeld>
 cudaError_t launch(const RouteArgs& a, cudaStream_t stream) {
   const int slices = over(a.routing.experts + (a.gate ? 1 : 0), kWarps);
-  const int rows = std::min(kGroupRows, over(a.rows * slices, kBlocks));
+  const int rows = std::min({kGroupRows, over(a.rows * slices, kBlocks), kRowsBytes / (a.width * 2)});
   const RouteCut cut{slices, rows, over(a.rows, rows)};
-  const int bytes = std::max(rows * a.width * 2, int(sizeof(MaskedLists)));
+  const int bytes = kPieces + rows * a.width * 2;
   return launch_after(route_kernel<T, kHeld>, {dim3(slices * cut.groups), kThreads, bytes}, stream, a, cut);
 }
 
