@@ -16,7 +16,7 @@ from octavo_kernels.ops import Experts, Routed, RouterProduct, Routing
 from .measuring import MATMUL, READ, Row, bf16, measure, row
 
 EXPERTS, CHOSEN, HIDDEN, WIDTH, LAYERS = 128, 8, 2048, 768, 4
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
+ROWS = (1, 4, 8, 16, 24, 32, 64, 256, 2048, 8192)
 
 
 class Layer:
@@ -30,9 +30,9 @@ class Layer:
         self.down = bf16(EXPERTS * HIDDEN, WIDTH).div_(WIDTH**0.5)
         self.norm, self.counters = RmsNorm(bf16(HIDDEN)), counters
 
-    def route(self, x: Tensor) -> Routed:
+    def route(self, x: Tensor, uniform: bool = False) -> Routed:
         routing = Routing(EXPERTS, CHOSEN, normalised=True)
-        return ops.route_rows(RouterProduct(x, self.router, routing, self.counters, norm=self.norm))
+        return ops.route_rows(RouterProduct(x, self.router, routing, self.counters, norm=self.norm, uniform=uniform))
 
 
 def experts_rows() -> list[Row]:
@@ -76,5 +76,5 @@ def _down(layer: Layer, routed: Routed, inner: Tensor, uniform: bool) -> Tensor:
 
 
 def _whole(layer: Layer, x: Tensor, uniform: bool) -> Tensor:
-    routed = layer.route(x)
+    routed = layer.route(x, uniform)
     return _down(layer, routed, _up(layer, routed, uniform), uniform)

@@ -16,7 +16,7 @@ from octavo_kernels.products.activation import code_of
 
 from .emulated import aligned, build
 
-COUNTERS = 4096
+COUNTERS = 128
 
 
 class RoutingFields(ctypes.Structure):
@@ -37,6 +37,7 @@ class RouteArgs(ctypes.Structure):
         ("router", c_void_p), ("router_stride", c_int64), ("bias", c_void_p), ("correction", c_void_p),
         ("gate", c_void_p), ("slots", c_void_p), ("routing", RoutingFields), ("lists", Lists), ("logits", c_void_p),
         ("gates", c_void_p), ("ids", c_void_p), ("counters", c_void_p),
+        ("uniform", c_bool),
     )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ class EmulatedExperts:
     """`set_up`'s seed decides in which order threads and copies take their turns."""
 
     def __init__(self, folder: Path) -> None:
-        self._library = build(folder, "experts", "experts_entry.cpp", "-DOCTAVO_BULK_COPY=1")
+        self._library = build(folder, "experts", "experts_entry.cpp", "-DOCTAVO_BULK_COPY=1", sources="*.cu")
         self._counters = torch.zeros(COUNTERS, dtype=torch.int32)
 
     def set_up(self, multiprocessors: int, seed: int) -> None:
@@ -90,6 +91,7 @@ class EmulatedExperts:
     def route(
         self, x: Tensor, router: Tensor, routing: Routing, *, norm: RmsNorm | None = None, bias: Tensor | None = None,
         correction: Tensor | None = None, gate: Tensor | None = None, slots: Tensor | None = None,
+        uniform: bool = False,
     ) -> Routed:  # fmt: skip
         rows, width = x.shape
         x, router, normed = aligned(x), aligned(router), aligned(torch.full_like(x, float("nan")))
@@ -114,7 +116,7 @@ class EmulatedExperts:
                 norm.offset if norm else 0.0, normed.data_ptr(), normed.stride(0), router.data_ptr(), router.stride(0),
                 address(bias), address(correction), address(gate), address(slots), how,
                 Lists(*(tensor.data_ptr() for tensor in taken)), logits.data_ptr(), gates.data_ptr(), ids.data_ptr(),
-                self._counters.data_ptr(),
+                self._counters.data_ptr(), uniform,
             ),
         )  # fmt: skip
         assert not self._counters.any()

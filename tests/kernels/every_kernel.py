@@ -14,6 +14,7 @@ from itertools import cycle, product
 import torch
 from coded_weights import FORMS, random_weight
 from exchange_alone import exchange
+from experts_alone import experts
 from step_words import step_message
 from torch import Tensor
 
@@ -21,7 +22,6 @@ from octavo_kernels import cuda, ops, step
 from octavo_kernels.attention.plan import AttentionPlan
 from octavo_kernels.cache import pools
 from octavo_kernels.exchange.ranks import best_part, draw_part
-from octavo_kernels.experts import gpu
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.products import choice, coded_choice, coded_cuda, dense_cuda, w8a8
 from octavo_kernels.products.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
@@ -320,26 +320,6 @@ def coded_wide() -> None:
             assert coded_cuda.launch(Product(x, weight, data(416), residual=residual), residual)
             assert coded_cuda.launch(Product(x, weight), empty(rows, 208), 0)
     coded_choice.choose_coded = chosen
-
-
-def experts() -> None:
-    """Shared experts, padding and biases; rows of one expert, of several tiles, and of more than one list's word."""
-    routing, hidden, width = ops.Routing(20, 3, normalised=True), 1096, 72
-    zeros = ints(*[0] * gpu.COUNTERS)
-    up, down = data(20 * 2 * width, hidden), data(20 * hidden, width)
-    router, gate = data(20, hidden, dtype=F32), data(1, hidden, dtype=F32)
-    for rows in (1, 3, 40, 64, 65, 300):
-        slots = ints(*[-(i % 5 == 4) for i in range(rows)], dtype=I64)
-        norm, x = RmsNorm(data(hidden)), data(rows, hidden)
-        found = ops.route_rows(
-            ops.RouterProduct(x, router, routing, zeros, gate=gate, norm=norm, normed=empty(rows, hidden), slots=slots)
-        )
-        for uniform in (False, True):
-            inner = ops.experts_up(found.rows, ops.Experts(up, data(len(up)), uniform), found.taken, "silu")
-            ops.experts_down(
-                inner, ops.Experts(down, None, uniform), found.taken, empty(rows, hidden), shared=data(rows, hidden),
-                gates=found.gates, residual=data(rows, hidden),
-            )  # fmt: skip
 
 
 def sample() -> None:

@@ -69,8 +69,8 @@ def requests(count: int, scored: bool = False) -> list[AddRequest]:
 
 
 def test_log_probabilities_are_those_of_transformers(runner: ModelRunner, folder: Path) -> None:
-    """Of every token of prompts and answers; what transformers loses in bfloat16 measures what we may lose. A router's
-    near ties make single tokens differ by more."""
+    """Every token of prompts and answers counts; what transformers loses in bfloat16 measures what we may lose. A
+    router's near ties make single tokens differ by more."""
     oracle, rounded = in_type(folder, torch.float32), in_type(folder, torch.bfloat16)
     asked = requests(12, scored=True)
     answers = Engine(runner, token_budget=200).run(asked)

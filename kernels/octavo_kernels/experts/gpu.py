@@ -14,10 +14,11 @@ from octavo_kernels.experts.route import SCORES, Assignments, Routing, check_rou
 from octavo_kernels.operands import DTYPES, RmsNorm, address, norm_at, rows_at
 from octavo_kernels.products.activation import Gate, code_of
 
-COUNTERS = 4096
+COUNTERS = 128
 """Zeros that routing needs, as `kCounters` in csrc/cuda/experts/args.h."""
-FEW_ROWS = 64
-"""Rows of a step up to which each block has a slice of every expert; more are cut into tiles of an expert's rows."""
+FEW_ROWS = 16
+"""Rows of a step up to which units of the matrices flow through all blocks; more are cut into tiles of an expert's
+rows. The kernels for a few take up to 64."""
 MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32
 
 
@@ -25,6 +26,7 @@ class RouterProduct(NamedTuple):
     """The product of `x[T, H]`, or of its RMS norm, which goes to `normed[T, H]`, with `router[E, H]` (float32), plus
     `bias[E]`, and what follows from it. `gate[1, H]` (float32) is that of a shared expert. Rows whose slot,
     `slots[T]` (int64), is below 0 are padding. `counters[COUNTERS]` are int32 zeros that one stream at a time may use.
+    `uniform`: a row's bits do not depend on the number of rows.
     """
 
     x: Tensor
@@ -37,6 +39,7 @@ class RouterProduct(NamedTuple):
     norm: RmsNorm | None = None
     normed: Tensor | None = None
     slots: Tensor | None = None
+    uniform: bool = False
 
 
 class Routed(NamedTuple):
@@ -49,8 +52,8 @@ class Routed(NamedTuple):
 
 
 def route_rows(p: RouterProduct) -> Routed:
-    """The rule is that of `route`; scores are in float32. A row depends on nothing but itself. Of up to `FEW_ROWS` rows
-    it is one launch. Raises `TypeError` or `ValueError`, naming the argument, for what does not fit."""
+    """The rule is that of `route`; scores are in float32. Of up to 64 rows it is
+    one launch, if not `uniform`. Raises `TypeError` or `ValueError`, naming the argument, for what does not fit."""
     _check_router(p)
     rows, width = p.x.shape
     experts, chosen = p.routing.experts, p.routing.chosen
@@ -66,7 +69,7 @@ def route_rows(p: RouterProduct) -> Routed:
         DTYPES[p.x.dtype], rows_at(p.x), rows, width, norm_at(p.norm), rows_at(None if p.norm is None else normed),
         (*rows_at(p.router), address(p.bias), address(p.correction), address(p.gate)), address(p.slots),
         (experts, chosen, score, *p.routing[3:6], flag, *p.routing[7:]), _lists(made),
-        (address(logits), address(gates), address(ids), address(p.counters)),
+        (address(logits), address(gates), address(ids), address(p.counters)), p.uniform,
     )  # fmt: skip
     return Routed(normed, made, None if p.gate is None else gates.view(torch.float32))
 

@@ -44,8 +44,9 @@ struct RouteArgs {
   float *logits, *gates;
   int32_t* ids;  // [rows][chosen]
   unsigned* counters;  // `kCounters` zeros for one stream, which are zeros again afterwards
+  bool uniform;        // a row's bits do not depend on the number of rows
 };
-inline constexpr int kCounters = 4096;
+inline constexpr int kCounters = 128;
 
 // One matrix of all experts: `columns` rows of each, one expert below the other.
 struct ExpertMatrix {

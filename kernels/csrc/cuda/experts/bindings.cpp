@@ -36,10 +36,10 @@ void octavo::define_experts(py::module_& m) {
   m.attr("few_expert_rows") = kFewRows;
   m.def("route_rows", [](int dtype, const Rows& x, int rows, int width, const Norm& norm, const Rows& normed,
                          const Router& router, Address slots, const Routing& routing, const Lists& lists,
-                         const RouteRoom& room, Address stream) {
+                         const RouteRoom& room, bool uniform, Address stream) {
     const RouteArgs a{Dtype(dtype), x.data, x.stride, rows, width, norm.weight, norm.eps, norm.offset, normed.data,
                       normed.stride, router.weight, router.stride, router.bias, router.correction, router.gate,
-                      at<int64_t>(slots), routing, lists, room.logits, room.gates, room.ids, room.counters};
+                      at<int64_t>(slots), routing, lists, room.logits, room.gates, room.ids, room.counters, uniform};
     check("route_rows", route_rows(a, stream_at(stream)));
   });
   m.def("experts_up", [](int dtype, const ExpertMatrix& matrix, const Rows& x, int rows, int chosen, Address sources,

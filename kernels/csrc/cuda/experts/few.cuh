@@ -136,6 +136,17 @@ struct FewBlock {
     }
   }
 
+  // The slot may be filled again. An arrival may overtake loads that are under way, and what a bulk copy then brings is not
+  // ordered behind them: they must have ended, as they have when something of each is known.
+  __device__ void leave(const uint4 (&low)[kWindows], const uint4 (&high)[kWindows]) const {
+    uint32_t loaded = 0;
+#pragma unroll
+    for (int i = 0; i < kWindows; ++i) loaded |= low[i].x | high[i].x;
+    const uint32_t nothing = gridDim.y - 1;
+    const uint32_t barrier = empty() + 8 * __any_sync(kAll, (loaded & nothing) != 0);
+    if (lane == 0) barrier_arrive_once(barrier);
+  }
+
   // A warp that multiplies: sums of a unit with the rows of x at `x_at(i)`, of which there are `rows`.
   template <class XAt>
   __device__ void multiply(XAt&& x_at, int rows, int depth, float (&sums)[kMostTiles][4]) {
@@ -159,8 +170,7 @@ struct FewBlock {
         low[i] = there(i) ? *reinterpret_cast<const uint4*>(from + window(i) * 2) : make_uint4(0, 0, 0, 0);
         high[i] = there(i) ? *reinterpret_cast<const uint4*>(from + 8 * cut.pitch + window(i) * 2) : make_uint4(0, 0, 0, 0);
       }
-      __syncwarp();
-      if (lane == 0) barrier_arrive_once(empty());
+      leave(low, high);
 #pragma unroll
       for (int tile = 0; tile < kMostTiles; ++tile) {
         if (tile * kTileRows >= rows) break;

@@ -111,8 +111,19 @@ struct Block {
                 ring.full + 8 * stage);
   }
 
-  // All threads of the warpgroup that copies. Eight of them copy a row's 128 bytes.
+  // All threads of the warpgroup that copies. Eight of them copy a row's 128 bytes. Of the second product the first weights are on
+  // their way before the previous kernel has ended: the lists are older than that.
   __device__ void copy(const CUtensorMap& map) {
+    int early = 0;
+    if (end == End::plain) {
+      if (int(blockIdx.x) < tiles()) early = min(kStages, stages());
+      for (int i = 0; i < early && threadIdx.x == 0; ++i) {
+        barrier_expect(ring.full + 8 * i, kChains * kChainBytes);
+        bring_weights(map, tile(blockIdx.x), i, i);
+      }
+      wait_for_previous_kernel();
+      launch_next_kernel();
+    }
     constexpr int kOwnRows = kTileRows * kUnits / kWarpgroup, kApart = kWarpgroup / kUnits;
     const int unit = threadIdx.x % kUnits, first_row = threadIdx.x / kUnits;
     BufferRing there = ring;
@@ -134,7 +145,7 @@ struct Block {
       }
       for (int at = 0; at < stages(); ++at) {
         ring.await_empty();
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == 0 && early-- <= 0) {
           barrier_expect(ring.full_now(), kChains * kChainBytes);
           bring_weights(map, to, at, ring.stage);
         }
@@ -254,8 +265,10 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   extern __shared__ __align__(128) char memory[];
   Block<T, end> block(a, memory);
   if (threadIdx.x == 0) block.init_barriers();
-  wait_for_previous_kernel();
-  launch_next_kernel();
+  if (end == End::gated) {
+    wait_for_previous_kernel();
+    launch_next_kernel();
+  }
   if (threadIdx.x < 32) block.count_tiles();
   __syncthreads();
   if (threadIdx.x >= kWarpgroup) {

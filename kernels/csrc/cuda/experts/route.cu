@@ -1,11 +1,12 @@
-// Routing in one launch: rows' norm, the router's product in float32, the choice and, of up to 64 rows, the lists; those of more
-// rows take a second one. A row's sums and its choice depend on nothing but the row.
+// Routing of up to 64 rows in one launch: rows' norm, the router's product in float32, the choice, the lists. Of more rows each of
+// these is a launch. A row's sums and its choice depend on nothing but the row.
 //
-// A block has some outputs of the router, a warp one or two of them with their weights in registers from before the previous kernel
+// A block has some outputs of the router, a warp one of them with its weights in shared memory from before the previous kernel
 // has ended, and a group of rows. The last block of a group chooses for its rows, the last of all makes the lists.
 #include <algorithm>
 
 #include "experts/lists.cuh"
+#include "experts/route.h"
 #include "linear/norm.cuh"
 
 namespace octavo {
@@ -14,49 +15,44 @@ namespace {
 constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kGroupRows = kWarps;            // at most: a warp normalises one row, and chooses for it
 constexpr int kVector = 8;                    // elements of 16 bytes
-constexpr int kHeldVectors = 8;               // of a router's row, that a lane has in registers
+constexpr int kHeldVectors = 8;               // of a row, that a lane has at once
+constexpr int kPieces = kWarps * kHeldVectors * 32 * kVector * 4;  // bytes in shared memory of pieces of a router's rows
+constexpr int kRowsBytes = 160 * 1024;  // at most, of a group
 constexpr int kMostWidth = 64 * 32 * kVector;  // of a row that is normalised as norm.cu does it
 constexpr int kBlocks = 264;                  // about as many as there are, unless groups are full
 
 struct RouteCut {
   int slices, group_rows, groups;
-  bool lists;
 };
 
 // A block's outputs for its rows.
-template <class T, int kOutputs>
+template <class T>
 struct Slice {
   const RouteArgs& a;
   uint4* const rows;  // [group_rows][width], in shared memory
   const int warp, lane, vectors;
-  const int first_output;  // of this warp
-  float weights[kOutputs][kHeldVectors * kVector];
+  const int output;  // of this warp
+  float4* const weights;  // of the output, a piece: lane by lane the first halves of a vector, then the second ones
   uint4 scales[kHeldVectors];
 
   __device__ Slice(const RouteArgs& args, char* shared, int slice)
-      : a(args), rows(reinterpret_cast<uint4*>(shared)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
-        vectors(args.width / kVector), first_output((slice * kWarps + warp) * kOutputs) {}
+      : a(args), rows(reinterpret_cast<uint4*>(shared + kPieces)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
+        vectors(args.width / kVector), output(slice * kWarps + warp),
+        weights(reinterpret_cast<float4*>(shared) + warp * kHeldVectors * 64) {}
 
-  __device__ const float* weights_of(int output) const {
-    return output < a.routing.experts ? a.router + output * a.router_stride
-           : output == a.routing.experts ? a.gate : nullptr;
-  }
-  // Those from the vector `begin` on.
-  __device__ void load(int begin) {
+  // Brings the output's weights from the vector `begin` on.
+  __device__ void load(int begin) const {
+    const float* from = output < a.routing.experts    ? a.router + output * a.router_stride
+                        : output == a.routing.experts ? a.gate
+                                                      : nullptr;
 #pragma unroll
-    for (int j = 0; j < kOutputs; ++j) {
-      const float* from = weights_of(first_output + j);
-#pragma unroll
-      for (int i = 0; i < kHeldVectors; ++i) {
-        const int at = begin + i * 32 + lane;
-        const bool there = from && at < vectors;
-        const auto* words = reinterpret_cast<const float4*>(from + int64_t(at) * kVector);
-        const float4 low = there ? words[0] : float4{0, 0, 0, 0}, high = there ? words[1] : float4{0, 0, 0, 0};
-        float* to = weights[j] + i * kVector;
-        to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-        to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
-      }
+    for (int i = 0; i < kHeldVectors * 2; ++i) {
+      const int half = i * 32 + lane, at = begin * 2 + half;
+      const bool there = from && at < vectors * 2;
+      const float* source = there ? from + int64_t(at) * 4 : a.router;
+      copy16(shared_address(weights + (half / 64 * 2 + half % 2) * 32 + half / 2 % 32), source, there);
     }
+    commit_copies();
   }
 
   // Weights of the norm of a warp's row, from the vector `begin` on.
@@ -68,7 +64,7 @@ struct Slice {
     }
   }
   // A warp's row into shared memory; its norm, which the first slice also stores. Loads are made many at a time.
-  __device__ void take_row(int64_t row, bool stores) {
+  __device__ void take_row(int row, bool stores) {
     const uint4* from = reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + row * a.x_stride);
     uint4* to = rows + warp * vectors;
     float own[2] = {};  // sums of squares, of 32 vectors each, as norm.cu adds them up
@@ -110,44 +106,42 @@ struct Slice {
     }
   }
 
-  __device__ void multiply(int begin, int count, float (&sums)[kGroupRows][kOutputs]) const {
+  __device__ void multiply(int begin, int count, float (&sums)[kGroupRows]) const {
+    float partial[kGroupRows][2] = {};
 #pragma unroll
-    for (int r = 0; r < kGroupRows; ++r) {
-      if (r >= count) break;
-      float partial[kOutputs][2] = {};
+    for (int i = 0; i < kHeldVectors; ++i) {
+      const int at = begin + i * 32 + lane;
+      const float4 low = weights[i * 64 + lane], high = weights[i * 64 + 32 + lane];
+      const float w[kVector] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int i = 0; i < kHeldVectors; ++i) {
-        const int at = begin + i * 32 + lane;
+      for (int r = 0; r < kGroupRows; ++r) {
+        if (r >= count) break;
         float x[kVector];
         widen<T>(at < vectors ? rows[r * vectors + at] : make_uint4(0, 0, 0, 0), x);
 #pragma unroll
-        for (int j = 0; j < kOutputs; ++j)
-#pragma unroll
-          for (int n = 0; n < kVector; ++n)
-            partial[j][i % 2] = __fmaf_rn(weights[j][i * kVector + n], x[n], partial[j][i % 2]);
+        for (int n = 0; n < kVector; ++n) partial[r][i % 2] = __fmaf_rn(w[n], x[n], partial[r][i % 2]);
       }
-#pragma unroll
-      for (int j = 0; j < kOutputs; ++j) sums[r][j] += partial[j][0] + partial[j][1];
     }
+#pragma unroll
+    for (int r = 0; r < kGroupRows; ++r) sums[r] += partial[r][0] + partial[r][1];
   }
   // Logits of `count` rows from `row` on.
-  __device__ void compute(int64_t row, int count) {
-    float sums[kGroupRows][kOutputs] = {};
+  __device__ void compute(int row, int count) const {
+    float sums[kGroupRows] = {};
     for (int begin = 0; begin < vectors; begin += kHeldVectors * 32) {
       if (begin > 0) load(begin);
+      wait_copies<0>();
+      __syncwarp();
       multiply(begin, count, sums);
+      __syncwarp();
     }
 #pragma unroll
     for (int r = 0; r < kGroupRows; ++r) {
       if (r >= count) break;
-#pragma unroll
-      for (int j = 0; j < kOutputs; ++j) {
-        const int output = first_output + j;
-        const float sum = warp_sum(sums[r][j]);
-        if (lane != 0) continue;
-        if (output < a.routing.experts) a.logits[(row + r) * a.routing.experts + output] = a.bias ? sum + a.bias[output] : sum;
-        else if (output == a.routing.experts && a.gate) a.gates[row + r] = sigmoid_of(sum);
-      }
+      const float sum = warp_sum(sums[r]);
+      if (lane != 0) continue;
+      if (output < a.routing.experts) a.logits[(row + r) * a.routing.experts + output] = a.bias ? sum + a.bias[output] : sum;
+      else if (output == a.routing.experts && a.gate) a.gates[row + r] = sigmoid_of(sum);
     }
   }
 };
@@ -168,31 +162,15 @@ __device__ inline bool is_last(unsigned* counter, int blocks, int* shared) {
   return last;
 }
 
-// A warp's row.
-template <int kHeld>
-__device__ inline void choose_row(const RouteArgs& a, int64_t row, int lane, float* room) {
-  const Routing& how = a.routing;
-  int32_t* ids = a.ids + row * how.chosen;
-  float* weights = a.lists.weights + row * how.chosen;
-  if (a.slots && __ldcg(a.slots + row) < 0) {
-    if (lane < how.chosen) ids[lane] = -1, weights[lane] = 0.0f;
-    return;
-  }
-  Choice<kHeld> choice(how, lane);
-  choice.score(a.logits + row * how.experts, a.correction);
-  choice.choose(ids, weights, room);
-}
-
-template <class T, int kOutputs, int kHeld>
-__global__ void __launch_bounds__(kThreads, 1)
+template <class T, int kHeld>
+__global__ void __launch_bounds__(kThreads, 2)
     route_kernel(const __grid_constant__ RouteArgs a, const __grid_constant__ RouteCut cut) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float room[kWarps][kMostChosen];
   __shared__ int flag;
   const int group = blockIdx.x / cut.slices, slice = blockIdx.x % cut.slices;
-  const int64_t row = int64_t(group) * cut.group_rows;
-  const int count = min(cut.group_rows, int(a.rows - row));
-  Slice<T, kOutputs> own(a, shared, slice);
+  const int row = group * cut.group_rows, count = min(cut.group_rows, a.rows - row);
+  Slice<T> own(a, shared, slice);
   own.load(0);
   if (own.warp < count) own.load_scales(0);
   wait_for_previous_kernel();
@@ -202,7 +180,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   own.compute(row, count);
   if (!is_last(a.counters + 1 + group, cut.slices, &flag)) return;
   if (own.warp < count) choose_row<kHeld>(a, row + own.warp, own.lane, room[own.warp]);
-  if (!cut.lists || !is_last(a.counters, cut.groups, &flag)) return;
+  if (!is_last(a.counters, cut.groups, &flag)) return;
+  static_assert(sizeof(MaskedLists) <= kPieces);
   reinterpret_cast<MaskedLists*>(shared)->make(a);
 }
 
@@ -259,26 +238,26 @@ __global__ void __launch_bounds__(kListWarps * 32) lists_kernel(const __grid_con
 
 int over(int n, int by) { return (n + by - 1) / by; }
 
-template <class T, int kOutputs, int kHeld>
-cudaError_t launch(RouteArgs a, cudaStream_t stream) {
-  const bool lists = a.rows <= kFewRows;
-  const RouteArgs whole = a;
-  const int slices = over(a.routing.experts + (a.gate ? 1 : 0), kWarps * kOutputs);
-  const int most = kGroupRows * (kCounters - 1);
-  for (int64_t begin = 0; begin < whole.rows; begin += most) {
-    const auto from = [&](auto* data, int64_t stride) { return data ? data + begin * stride : data; };
-    a.rows = int(std::min<int64_t>(whole.rows - begin, most));
-    a.x = from(static_cast<const T*>(whole.x), a.x_stride), a.normed = from(static_cast<T*>(whole.normed), a.normed_stride);
-    a.slots = from(whole.slots, 1), a.logits = from(whole.logits, a.routing.experts), a.gates = from(whole.gates, 1);
-    a.ids = from(whole.ids, a.routing.chosen), a.lists.weights = from(whole.lists.weights, a.routing.chosen);
-    const int rows = std::max(1, std::min(kGroupRows, over(int(std::min(a.rows, 8 * kBlocks)) * slices, kBlocks)));
-    const RouteCut cut{slices, rows, over(a.rows, rows), lists};
-    const int bytes = std::max(rows * a.width * 2, int(sizeof(MaskedLists)));
-    const cudaError_t error =
-        launch_after(route_kernel<T, kOutputs, kHeld>, {dim3(slices * cut.groups), kThreads, bytes}, stream, a, cut);
-    if (error != cudaSuccess) return error;
+// Of a few rows.
+template <class T, int kHeld>
+cudaError_t launch(const RouteArgs& a, cudaStream_t stream) {
+  const int slices = over(a.routing.experts + (a.gate ? 1 : 0), kWarps);
+  const int rows = std::min({kGroupRows, over(a.rows * slices, kBlocks), kRowsBytes / (a.width * 2)});
+  const RouteCut cut{slices, rows, over(a.rows, rows)};
+  const int bytes = kPieces + rows * a.width * 2;
+  return launch_after(route_kernel<T, kHeld>, {dim3(slices * cut.groups), kThreads, bytes}, stream, a, cut);
+}
+
+// Of any number: norm, product, choice and lists are launches of their own.
+cudaError_t launch_steps(RouteArgs a, cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  if (a.norm) {
+    error = rms_norm({a.dtype, a.x, a.x_stride, nullptr, 0, a.norm, nullptr, a.normed, a.normed_stride, a.rows, a.width, a.eps,
+                      a.offset}, stream);
+    a.x = a.normed, a.x_stride = a.normed_stride;
   }
-  return lists ? cudaSuccess : launch_after(lists_kernel, {dim3(a.routing.experts), kListWarps * 32}, stream, whole);
+  if (error == cudaSuccess) error = router_tiles(a, stream);
+  return error == cudaSuccess ? launch_after(lists_kernel, {dim3(a.routing.experts), kListWarps * 32}, stream, a) : error;
 }
 
 bool is_aligned(const void* data, int64_t stride, int elements) {
@@ -293,11 +272,10 @@ cudaError_t route_rows(const RouteArgs& a, cudaStream_t stream) {
       how.chosen > kMostChosen || how.groups > kMostGroups || !is_aligned(a.x, a.x_stride, 8) || !is_aligned(a.norm, 0, 8) ||
       !is_aligned(a.normed, a.normed_stride, 8) || !is_aligned(a.router, a.router_stride, 4) || !is_aligned(a.gate, 0, 4))
     return cudaErrorInvalidValue;
+  if (a.uniform || a.rows > kFewRows) return launch_steps(a, stream);
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
-    const bool few = a.rows <= kFewRows;
-    if (how.experts <= 128) return few ? launch<T, 1, 4>(a, stream) : launch<T, 2, 4>(a, stream);
-    return few ? launch<T, 1, 16>(a, stream) : launch<T, 2, 16>(a, stream);
+    return how.experts <= 128 ? launch<T, 4>(a, stream) : launch<T, 16>(a, stream);
   });
 }
 

@@ -29,6 +29,10 @@ template <class P>
 P __ldcg(const P* p) {
   return *p;
 }
+template <class P>
+P __ldg(const P* p) {
+  return *p;
+}
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline float __uint_as_float(uint32_t bits) {
   float x;
@@ -79,6 +83,7 @@ inline unsigned __ballot_sync(unsigned, bool value) {
   for (int step = 16; step > 0; step /= 2) all |= __shfl_xor_sync(0, all, step);
   return all;
 }
+inline int __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline void __threadfence() {}
 inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {

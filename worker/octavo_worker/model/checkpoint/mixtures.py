@@ -154,7 +154,7 @@ class MixtureReader:
         return linear
 
     def _counters(self, mlp: MixtureMlp) -> Tensor | None:
-        """What routing on a GPU counts with."""
+        """Counters of routing on a GPU."""
         if self.reader.device.type != "cuda":
             return None
         experts, chosen, groups = mlp.routing.experts, mlp.routing.chosen, mlp.routing.groups

@@ -38,7 +38,7 @@ class Router:
             RouterProduct(
                 x.rows, self.logits.weight, self.routing, self.counters, bias=self.logits.bias,
                 correction=self.correction, gate=None if gate is None else gate.weight, norm=x.norm, normed=x.normed,
-                slots=x.slots,
+                slots=x.slots, uniform=self.logits.products.uniform,
             )
         )  # fmt: skip
 
