@@ -24,7 +24,7 @@ def script_of(command: str) -> Path | None:
     """The file that runs a recorded command, if there is one."""
     if re.match(r"octavo bench (engine|quality|replay|service)\b", command):
         return BENCH
-    script = re.match(r"(?:taskset -c \S+ )?(?:python )?(?:benchmarks/)?(\w+\.py)\b", command)
+    script = re.match(r"(?:taskset -c \S+ )?(?:python )?(?:benchmarks/(?:lab/)?)?(\w+\.py)\b", command)
     places = (ROOT / folder / script[1] for folder in ("benchmarks", "benchmarks/lab", "tests/faults") if script)
     return next((path for path in places if path.exists()), None)
 
