@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from sources import ROOT, sources
+
 PRONOUNS = re.compile(r"\b(who|whoever|whom|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
 HEADLESS = ("What", "Those", "That", "Whether", "Of", "They")
 """First words that name nothing. A docstring opens with its noun, that of a predicate with "True if"."""
@@ -29,9 +30,8 @@ COMMENTS = {
 
 
 def files() -> list[Path]:
-    found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", *COMMENTS}]
-    left_out = {"build", "node_modules", "lab"}
-    return sorted(p for p in [*found, *ROOT.glob("*.md")] if not left_out & set(p.relative_to(ROOT).parts))
+    found = [path for folder in FOLDERS for path in sources(folder, {".py", *COMMENTS})]
+    return sorted(path for path in [*found, *ROOT.glob("*.md")] if "lab" not in path.relative_to(ROOT).parts)
 
 
 @cache

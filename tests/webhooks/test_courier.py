@@ -227,11 +227,11 @@ async def test_deliveries_are_in_the_trace_of_what_they_tell_of(
         collector.asked(monkeypatch)
         tracing = Tracing("octavo-clerk", "one")
         async with delivering(redis_url, tracing=tracing):
-            await until(lambda: len(receiver.received) == 3 and not bench.leftovers())
+            await until(lambda: len(receiver.received) >= 3 and not bench.leftovers())
         await asyncio.to_thread(tracing.close)
-    (span,) = collector.spans
-    sent = [one.headers.get("traceparent") for one in receiver.received[1:]]
-    assert sorted(filter(None, sent)) == [f"00-{span.trace_id}-{span.span_id}-01"]
+    span = collector.spans[-1]
+    sent = {one.headers.get("traceparent") for one in receiver.received[1:]}  # a slow machine's try is repeated
+    assert sent - {None} == {f"00-{one.trace_id}-{one.span_id}-01" for one in collector.spans}
     assert (span.trace_id, span.parent_id, span.kind) == (trace.trace_id, trace.span_id, "client")
     assert span.attributes["http.response.status_code"] == 200
     assert span.attributes["octavo.webhook.event"] == "job.completed"
