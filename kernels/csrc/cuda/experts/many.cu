@@ -1,5 +1,5 @@
 // Products of experts with many rows, on Hopper (sm_90a): tiles of 128 rows that one expert has, by wgmma. Of the first product a
-// tile has 128 columns of gate and the same of up, of the second 256 columns.
+// tile has 64 or 128 columns of gate and the same of up, of the second twice as many.
 //
 // One warpgroup copies: the weights as boxes, rows of x one by one, as the lists say. Two multiply, 64 rows each. Blocks go from
 // tile to tile; how many there are the device alone knows. Every element is one chain of products over the whole depth, so that a
@@ -14,14 +14,23 @@
 namespace octavo {
 namespace {
 
-constexpr int kConsumers = 2, kTileRows = kConsumers * kRows, kChain = 128, kChains = 2;
+constexpr int kConsumers = 2, kTileRows = kConsumers * kRows, kChains = 2;
 constexpr int kManyThreads = (kConsumers + 1) * kWarpgroup;
-constexpr int kXBytes = kTileRows * kRowBytes, kChainBytes = kChain * kRowBytes, kStageBytes = kXBytes + kChains * kChainBytes;
-constexpr int kStages = 4;
+constexpr int kXBytes = kTileRows * kRowBytes;
 // In shared memory: barriers, tiles in front of each expert, its first place, the ring.
 constexpr int kFirstTiles = 256, kStarts = kFirstTiles + (kMostExperts + 1) * 4, kRingAt = 5120;
-constexpr int kManyBytes = kRingAt + kStages * kStageBytes + 1024;  // the last for aligning the ring
 static_assert(kStarts + (kMostExperts + 1) * 4 <= kRingAt);
+
+// Columns of a chain, as many as an instruction has; a tile has two chains. An element's bits are the same in both.
+template <int columns>
+struct Shape {
+  static constexpr int kChain = columns, kChainBytes = kChain * kRowBytes, kStageBytes = kXBytes + kChains * kChainBytes;
+  static constexpr int kStages = 192 * 1024 / kStageBytes;
+  static constexpr int kBytes = kRingAt + kStages * kStageBytes + 1024;  // the last for aligning the ring
+};
+using Wide = Shape<128>;
+using Narrow = Shape<64>;  // of steps that wait for weights: the last tiles end sooner
+constexpr int kNarrowRows = 16;  // of an expert, on average, up to which they do
 
 enum class End { gated, plain };
 
@@ -46,8 +55,9 @@ struct Tile {
   int expert, begin, rows, column;  // the first place, how many there are in the tile, the first of the output's columns
 };
 
-template <class T, End end>
+template <class T, class S, End end>
 struct Block {
+  static constexpr int kChain = S::kChain, kChainBytes = S::kChainBytes, kStages = S::kStages;
   const ManyArgs& a;
   char* const shared;
   const uint32_t base, ring_base;
@@ -61,7 +71,7 @@ struct Block {
   __device__ static constexpr int columns() { return end == End::gated ? kChain : kChains * kChain; }
   __device__ int* first_tiles() const { return reinterpret_cast<int*>(shared + kFirstTiles); }
   __device__ int* starts() const { return reinterpret_cast<int*>(shared + kStarts); }
-  __device__ uint32_t x_at(int stage) const { return ring_base + stage * kStageBytes; }
+  __device__ uint32_t x_at(int stage) const { return ring_base + stage * S::kStageBytes; }
   __device__ uint32_t weights_at(int stage) const { return x_at(stage) + kXBytes; }
   __device__ int along() const { return (width + columns() - 1) / columns(); }
   __device__ int stages() const { return (a.matrix.depth + kDepth - 1) / kDepth; }
@@ -258,12 +268,12 @@ struct Block {
 
 #endif
 
-template <class T, End end>
+template <class T, class S, End end>
 __global__ void __launch_bounds__(kManyThreads, 1)
     experts_many_kernel(const __grid_constant__ ManyArgs a, const __grid_constant__ CUtensorMap map) {
 #if OCTAVO_WGMMA
   extern __shared__ __align__(128) char memory[];
-  Block<T, end> block(a, memory);
+  Block<T, S, end> block(a, memory);
   if (threadIdx.x == 0) block.init_barriers();
   if (end == End::gated) {
     wait_for_previous_kernel();
@@ -281,6 +291,17 @@ __global__ void __launch_bounds__(kManyThreads, 1)
 #endif
 }
 
+template <class T, class S, End end>
+cudaError_t launch(const ManyArgs& a, int width, int64_t pairs, const Device& device, cudaStream_t stream) {
+  const ExpertMatrix& m = a.matrix;
+  CUtensorMap map;
+  if (!describe_matrix(map, m.weight, int64_t(m.experts) * m.columns, m.depth, m.stride, S::kChain)) return cudaErrorInvalidValue;
+  const int columns = end == End::gated ? S::kChain : kChains * S::kChain;
+  const int64_t tall = std::min<int64_t>(m.experts, pairs) + pairs / kTileRows, most = tall * ((width + columns - 1) / columns);
+  const Launch how{dim3(unsigned(std::min<int64_t>(device.multiprocessors, most))), kManyThreads, S::kBytes};
+  return launch_after(experts_many_kernel<T, S, end>, how, stream, a, map);
+}
+
 template <End end>
 cudaError_t launch(Dtype dtype, const ManyArgs& a, int rows, int chosen, cudaStream_t stream) {
   Device device;
@@ -288,13 +309,12 @@ cudaError_t launch(Dtype dtype, const ManyArgs& a, int rows, int chosen, cudaStr
   const int width = end == End::gated ? a.matrix.columns / 2 : a.matrix.columns;
   if (device.major != 9 || !takes(a.matrix, chosen, a.x, a.x_stride) || width % 8 || !in_units(a.out, a.out_stride))
     return cudaErrorInvalidValue;
-  CUtensorMap map;
-  const ExpertMatrix& m = a.matrix;
-  if (!describe_matrix(map, m.weight, int64_t(m.experts) * m.columns, m.depth, m.stride, kChain)) return cudaErrorInvalidValue;
-  const int columns = end == End::gated ? kChain : kChains * kChain;
-  const int64_t pairs = int64_t(rows) * chosen, most = (std::min<int64_t>(m.experts, pairs) + pairs / kTileRows) * ((width + columns - 1) / columns);
-  const Launch how{dim3(unsigned(std::min<int64_t>(device.multiprocessors, most))), kManyThreads, kManyBytes};
-  return with_half(dtype, [&](auto tag) { return launch_after(experts_many_kernel<decltype(tag), end>, how, stream, a, map); });
+  const int64_t pairs = int64_t(rows) * chosen;
+  return with_half(dtype, [&](auto tag) {
+    using T = decltype(tag);
+    if (pairs <= int64_t(kNarrowRows) * a.matrix.experts) return launch<T, Narrow, end>(a, width, pairs, device, stream);
+    return launch<T, Wide, end>(a, width, pairs, device, stream);
+  });
 }
 
 }  // namespace

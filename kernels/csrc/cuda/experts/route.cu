@@ -180,7 +180,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   own.compute(row, count);
   if (!is_last(a.counters + 1 + group, cut.slices, &flag)) return;
   if (own.warp < count) choose_row<kHeld>(a, row + own.warp, own.lane, room[own.warp]);
-  if (!is_last(a.counters, cut.groups, &flag)) return;
+  if (cut.groups == 1) __syncthreads();
+  else if (!is_last(a.counters, cut.groups, &flag)) return;
   static_assert(sizeof(MaskedLists) <= kPieces);
   reinterpret_cast<MaskedLists*>(shared)->make(a);
 }
