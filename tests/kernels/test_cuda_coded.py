@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from octavo_kernels import cuda, ops, reference
-from octavo_kernels.operands import RmsNorm
+from octavo_kernels.operands import RmsNorm, norm_at
 from octavo_kernels.products import coded_choice, coded_cuda
 from octavo_kernels.products.coded import CodedWeight
 from octavo_kernels.products.coded_choice import CodedKernel
@@ -290,7 +290,7 @@ def test_what_the_module_refuses_it_does_not_launch():
     with pytest.raises(ValueError, match="coded_few"):
         cuda.launched(
             "coded_few", x.device, 1, (x.data_ptr(), 128), coded_cuda._matrix(weight), 0, (0, 0), (out.data_ptr(), 64),
-            17, cuda.NO_GATE, cuda.NO_NORM,
+            17, (False, 0), norm_at(None),
         )  # fmt: skip
     with pytest.raises(ValueError, match="uniform"):
         ops.linear(Product(torch.randn(2, 129, device="cuda").bfloat16()[:, 1:], weight, uniform=True))

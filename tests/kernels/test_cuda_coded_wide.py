@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from octavo_kernels import cuda, ops, reference
+from octavo_kernels.operands import norm_at
 from octavo_kernels.products import coded_choice, coded_cuda
 from octavo_kernels.products.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
 from octavo_kernels.products.product import Product
@@ -138,6 +139,6 @@ def test_what_the_module_refuses_it_does_not_launch():
         with pytest.raises(ValueError, match="coded_wide"):
             cuda.launched(
                 "coded_wide", x.device, 1, (x.data_ptr(), 128), coded_cuda._matrix(weight), 0, (0, 0),
-                (out.data_ptr() + at, 72), 40, cuda.NO_GATE, cuda.NO_NORM, tile,
+                (out.data_ptr() + at, 72), 40, (False, 0), norm_at(None), tile,
             )  # fmt: skip
     assert (out == 7).all()

@@ -64,7 +64,7 @@ HUB: dict[str, dict[str, Any]] = {
     | {"max_window_layers": 2, "torch_dtype": "bfloat16"},
     "qwen3": PUBLISHED
     | {"model_type": "qwen3", "rope_theta": 1000000, "sliding_window": None, "head_dim": 32, "attention_bias": False},
-    **SHAPES,
+    **{name: shape for name, shape in SHAPES.items() if shape["model_type"] in STATED},
 }
 """As they stand on the hub, in the words of earlier versions of transformers."""
 
