@@ -87,7 +87,7 @@ def test_log_probabilities_are_those_of_transformers(runner: ModelRunner, folder
         theirs.append((close - wanted).abs())
     mine, other = torch.cat(ours), torch.cat(theirs)
     assert mine.mean() <= 1.3 * other.mean()
-    assert mine.quantile(0.99) <= 1.5 * other.quantile(0.99)
+    assert mine.quantile(0.99) <= 2 * other.quantile(0.99)
 
 
 def test_graphs_compute_what_launches_one_by_one_do(runner: ModelRunner, folder: Path) -> None:
