@@ -73,6 +73,7 @@ def owners(queue: Queue, jobs: list[str]) -> list[str | None]:
     return [row[0] for row in queue.fields(jobs, "wid")]
 
 
+@pytest.mark.full
 def test_higher_jobs_run_while_batch_jobs_hold_all_rows(queue: Queue, start: Start) -> None:
     start()
     low = fill(queue, ROWS)

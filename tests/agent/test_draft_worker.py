@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from queue_client import Queue
 from waiting import eventually
 from worker_process import KNOWN_SPEEDS, WorkerProcess
@@ -29,6 +30,7 @@ def ask(queue: Queue) -> list[Result]:
     ]
 
 
+@pytest.mark.full
 def test_a_worker_with_a_draft_says_the_same_and_is_an_equal(queue: Queue, redis_url: str, tmp_path: Path) -> None:
     with WorkerProcess(redis_url, tmp_path / "plain", **SMALL) as plain:
         digest = plain.wait_ready().info().digest

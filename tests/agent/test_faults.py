@@ -92,6 +92,7 @@ def test_killed_worker_loses_its_jobs_to_another_and_leaves_no_engine(queue: Que
     assert second.process.poll() is None
 
 
+@pytest.mark.full
 def test_zombie_is_fenced(queue: Queue, start_worker):
     first = start_worker(SLOW).wait_ready()
     jobs = submit_many(queue, 8, 150)

@@ -44,6 +44,7 @@ def test_names_are_written_behind_commas() -> None:
         names(",".join(map(str, range(MOST_NAMES + 1))))
 
 
+@pytest.mark.full
 def test_a_worker_answers_to_all_of_its_names_while_it_lives(redis_url: str, start_worker: StartWorker) -> None:
     worker = start_worker(served_name=f"{MODEL},gpt-4o,openai/gpt-4o", lease=0.5, grace=0).wait_ready()
     with Client(redis_url) as client:

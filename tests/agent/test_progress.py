@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from engine_driver import expected_beams, make_request
 from queue_client import VOCABULARY, Queue
 from waiting import eventually
@@ -43,6 +44,7 @@ def test_a_search_tells_how_far_it_is_and_delivers_at_its_end(queue: Queue, redi
     assert [list(sequence.token_ids) for sequence in queue.wait(job).sequences] == wanted(60)
 
 
+@pytest.mark.full
 def test_another_worker_starts_the_search_over_and_says_so(queue: Queue, redis_url, start_worker):
     first = start_worker("step_seconds=0.02").wait_ready()
     job = beams(queue, 100)

@@ -57,6 +57,7 @@ async def test_a_gateway_has_a_clerk_which_comes_back_and_ends_with_it(beside: G
     eventually(lambda: not second.is_running())
 
 
+@pytest.mark.full
 async def test_a_clerk_ends_with_a_gateway_that_is_killed_and_gives_its_batches_back(
     beside: GatewayProcess, redis_url: str, redis_sync: redis.Redis
 ) -> None:

@@ -64,7 +64,7 @@ def test_what_the_reference_rules_out_adds_nothing() -> None:
     assert (found.nats, found.surprise) == (0.0, 0.0)
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_model_is_no_way_from_itself(dtype: str, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("ROMEO:\nBut soft, what light through yonder window breaks?\n" * 40)

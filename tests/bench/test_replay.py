@@ -32,6 +32,7 @@ def replayed(*arguments: str | Path) -> dict:
     return json.loads(result.stdout)
 
 
+@pytest.mark.full
 def test_every_request_is_replayed_in_time(trace: Path) -> None:
     document = replayed(trace, "--speed", "1")
     row = document["rows"][0]

@@ -218,6 +218,7 @@ async def test_vllms_spellings(ai: openai.AsyncOpenAI) -> None:
         assert re.fullmatch(matches, answer.choices[0].text), extra
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("extra", "param", "code", "place"),
     [

@@ -227,6 +227,7 @@ async def test_every_offset_is_resumed(
             assert read.end["offset"] == len(end[0])
 
 
+@pytest.mark.full(but=1)
 async def test_jobs_without_an_owner_end_for_their_reader(
     example: Example, redis_url: str, redis_async: redis.asyncio.Redis
 ) -> None:

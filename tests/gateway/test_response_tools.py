@@ -40,7 +40,7 @@ def expected(answer):
     return answer.content, answer.reasoning, [(name, json.loads(arguments)) for name, arguments in answer.calls]
 
 
-@pytest.mark.full(but=4)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_a_model_of_every_family_calls_tools(ai, http, start_model, name):
     answer = ANSWERS[name]

@@ -95,6 +95,7 @@ async def ask_anthropic(url: str) -> str:
         return (await claude.messages.create(model=MODEL, max_tokens=200, messages=ASKED)).content[0].text
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("ask", [ask_openai, ask_openai_responses, ask_anthropic])
 async def test_a_whole_answer_is_asked_for_again_after_a_kill(redis_url, start_model, tmp_path, ask):
     start_model(MODEL, ANSWER, step_seconds=0.1)

@@ -56,6 +56,7 @@ async def streamed(ai: Any, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
     return message, chunks
 
 
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_a_model_of_every_family_calls_tools(ai, start_model, name):
     answer = ANSWERS[name]
@@ -298,6 +299,7 @@ ENUMERATED = {
 }
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_a_call_that_is_required_is_made_whatever_the_model_would_say(ai, start_model, name):
     start_model(name, "I would rather not")

@@ -42,6 +42,7 @@ def _backed_blocks(pool: Tensor) -> int:
     return (missing + 1) * mmap.PAGESIZE // BLOCK_BYTES
 
 
+@pytest.mark.full
 def test_stays_ahead_of_what_is_in_use_and_takes_no_more(pool: Tensor) -> None:
     backing = Backing(pool)
     _wait()

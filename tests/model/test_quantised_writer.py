@@ -60,7 +60,7 @@ def demo() -> AutoModelForCausalLM:
     return AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32, trust_remote_code=False).eval()
 
 
-@pytest.mark.full(but=4)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("form", CONVERTERS)
 def test_the_demo_model_hardly_predicts_otherwise(form: str, ids: torch.Tensor, tmp_path: Path) -> None:
     round_to_nearest(DEMO, form, tmp_path / "quantised")

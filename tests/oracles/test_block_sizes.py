@@ -29,6 +29,7 @@ def requests() -> list[AddRequest]:
     ]  # fmt: skip
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("block_size", [4, 8, 32])
 def test_block_sizes_change_no_bit(block_size: int, kv_dtype: str, cpu_pair: Callable[[str], Pair]) -> None:

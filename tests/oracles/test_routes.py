@@ -21,6 +21,7 @@ from .test_greedy import prompts
 from .zoo import CONTEXT, GENERIC, ROUTED, VOCAB, save
 
 
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize("name", GENERIC)
 def test_both_routes_agree(name: str, cpu_pair: Callable[[str], Pair]) -> None:
     pair = cpu_pair(name)
@@ -54,7 +55,7 @@ ALL_ROWS = {  # its code gives the logits of all tokens, whichever are asked for
 }
 
 
-@pytest.mark.full(but=4)
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", [*ROUTED, *ALL_ROWS])
 def test_no_request_feels_the_others(name: str, dtype: str, tmp_path: Path) -> None:

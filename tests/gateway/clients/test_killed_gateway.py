@@ -42,6 +42,7 @@ def litellm(provider: str, path: str) -> Callable[[str], Awaitable[str]]:
     return ask_litellm
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "ask",
     [ask_langchain_openai, ask_langchain_anthropic, litellm("openai", "/v1"), litellm("anthropic", "")],
