@@ -184,12 +184,17 @@ def test_a_request_that_comes_without_a_trace_begins_one(
     assert {span.trace_id for span in collector.spans} == {served.trace_id}
 
 
-def test_a_worker_tells_of_what_it_gave_back(queue: Queue, start_worker, gateway: str, collector: Collector) -> None:
+def test_a_worker_tells_of_what_it_gave_back(
+    queue: Queue, start_worker, gateway: str, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")  # of the first worker: only its end sends anything
     first = start_worker("step_seconds=0.02", grace=0).wait_ready()
     job = submit(gateway)
     eventually(lambda: queue.stored(job) > 3)
     first.send(signal.SIGTERM)
     assert first.wait() == 0
+    assert collector.named("process demo"), "it told before it left"
+    collector.asked(monkeypatch)
     second = start_worker("step_seconds=0.02").wait_ready()
     eventually(lambda: queue.stored(job) > 10)
     os.kill(second.engine_pid, signal.SIGKILL)
