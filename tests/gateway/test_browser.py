@@ -75,7 +75,8 @@ async def test_a_page_reads_one_job_with_a_token_and_resumes_after_a_kill(
     port = free_port()
     flags = ("--api-keys", "acme:a-key", "--port", str(port))
     gateway = GatewayProcess(redis_url, tmp_path / "1", *flags)
-    async with ScriptedWorker(redis_url, pace=0.02), httpx.AsyncClient(timeout=STALL_S) as http:
+    worker = ScriptedWorker(redis_url, hold_after=TOKENS // 2)
+    async with worker, httpx.AsyncClient(timeout=STALL_S) as http:
         jobs = f"{await gateway.url()}/v1/jobs"
         asked = {"model": MODEL, "prompt": "x", "sampling": {"max_tokens": TOKENS}}
         one, other = [(await http.post(jobs, json=asked, headers=KEY)).json()["id"] for _ in range(2)]

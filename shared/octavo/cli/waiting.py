@@ -51,7 +51,8 @@ class Waiting:
         with suppress(OctavoError):  # the command itself meets it, and says it
             while True:
                 try:
-                    await asyncio.wait_for(self._heard.wait(), SILENT_S)
+                    async with asyncio.timeout(SILENT_S):
+                        await self._heard.wait()
                     self._heard.clear()
                     self._told = ""
                 except TimeoutError:

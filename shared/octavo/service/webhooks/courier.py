@@ -79,7 +79,8 @@ class Courier:
                 if not is_more:
                     self._has_room.clear()
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._has_room.wait(), _LOOK_S)
+                        async with asyncio.timeout(_LOOK_S):
+                            await self._has_room.wait()
         finally:
             await self._give_back()
 
