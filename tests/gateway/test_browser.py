@@ -88,6 +88,7 @@ async def test_a_page_reads_one_job_with_a_token_and_resumes_after_a_kill(
             gateway.kill()
             with GatewayProcess(redis_url, tmp_path / "2", *flags) as second:
                 await second.url()
+                worker.go.set()
                 done = await next_of(told)
     assert done == {
         "step": "done",

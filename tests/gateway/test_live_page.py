@@ -170,6 +170,7 @@ def test_what_a_tenant_wrote_is_text(page: Page, service: Up, tmp_path: Path) ->
         assert page.run("document.querySelectorAll('dialog img, dialog script').length") == 0
         assert violations(page) == []
         page.picture(pictures(tmp_path) / "job.png", whole=False)
+        page.wait("document.querySelectorAll('[data-code]').length > 1")
         code = page.run("[...document.querySelectorAll('[data-code]')].map(one => one.dataset.code)")
         assert f"127.0.0.1:{service.port}/v1/jobs" in code[0]
         program: dict[str, Any] = {}
