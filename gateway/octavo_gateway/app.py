@@ -6,9 +6,7 @@ import asyncio
 import gc
 import logging
 import multiprocessing
-import os
 import signal
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -88,7 +86,7 @@ def create_app(settings: GatewaySettings | None = None) -> FastAPI:
 @asynccontextmanager
 async def _running(settings: GatewaySettings, keyring: Keyring, secret: Secret | None) -> AsyncIterator[Gateway]:
     metrics = Metrics()
-    tracing = open_tracing("octavo-gateway", f"{socket.gethostname()}-{os.getpid()}")
+    tracing = open_tracing("octavo-gateway")
     client = AsyncClient(
         settings.redis_url,
         limits=settings.limits,

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.client.fleet import FleetQueries
 from octavo.client.handles import AsyncJob
 from octavo.queue.calls import run
 from octavo.queue.jobs import Submission, read_submission
-from octavo.queue.operating.dead_letters import Chosen, entries, list_dead_letters, remove_dead_letters
+from octavo.queue.operating.dead_letters import (
+    Chosen,
+    entries,
+    entries_by_job,
+    list_dead_letters,
+    remove_dead_letters,
+)
 from octavo.queue.operating.lanes import LaneCell
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo.terms.models import DeadLetter
@@ -32,12 +38,7 @@ class DeadLetterDesk(FleetQueries):
         """Submit a job that was given up once more, as a new job with the same request, tenant, API key and seed, and
         take it off the list of dead letters. A repeated call gives the same job. Raises JobNotFound, and InvalidRequest
         for a job that was not given up."""
-        async with self._asking():
-            given_up = await read_submission(self._redis, job_id)
-        job = await self._submit_again(job_id, given_up)
-        async with self._asking():
-            await remove_dead_letters(self._redis, self._keys, job_id)
-        return job
+        return await self._requeue(job_id, await self._listed())
 
     async def requeue_all(
         self, *, model: str | None = None, tenant: str | None = None, reason: str | None = None
@@ -52,9 +53,10 @@ class DeadLetterDesk(FleetQueries):
         """`requeue` for each of these jobs: new jobs by the old ones, and why others stay."""
         requeued: dict[str, str] = {}
         failed: dict[str, OctavoError] = {}
+        listed = await self._listed()
         for job_id in dict.fromkeys(job_ids):
             try:
-                requeued[job_id] = (await self.requeue(job_id)).id
+                requeued[job_id] = (await self._requeue(job_id, listed)).id
             except ServerUnavailable:
                 raise
             except OctavoError as error:
@@ -71,6 +73,18 @@ class DeadLetterDesk(FleetQueries):
             with self._errors():
                 purged += await run(self._redis, LaneCell(self._keys).purge(pairs[start : start + _PURGED_AT_ONCE]))
         return purged
+
+    async def _listed(self) -> dict[str, list[bytes]]:
+        async with self._asking():
+            return await entries_by_job(self._redis, self._keys)
+
+    async def _requeue(self, job_id: str, listed: Mapping[str, Sequence[bytes]]) -> AsyncJob:
+        async with self._asking():
+            given_up = await read_submission(self._redis, job_id)
+        job = await self._submit_again(job_id, given_up)
+        async with self._asking():
+            await remove_dead_letters(self._redis, self._keys, listed.get(job_id, ()))
+        return job
 
     @abstractmethod
     async def _submit_again(self, job_id: str, given_up: Submission) -> AsyncJob: ...

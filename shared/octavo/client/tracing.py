@@ -32,9 +32,4 @@ def sending(tracer: Any, trace: str, *, model: str, tenant: str, jobs: int) -> I
     tracer = tracer or api.get_tracer("octavo")
     kind = api.SpanKind.PRODUCER
     with tracer.start_as_current_span(f"{names.SEND} {model}", kind=kind, attributes=attributes) as span:
-        yield _written(span.get_span_context())
-
-
-def _written(context: Any) -> str:
-    trace_id, span_id = f"{context.trace_id:032x}", f"{context.span_id:016x}"
-    return str(TraceContext(trace_id, span_id, bool(context.trace_flags.sampled)))
+        yield str(TraceContext.of(span.get_span_context()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from octavo_worker.bench.ceilings import Ceilings, measure_ceilings
-from octavo_worker.bench.experts import expert_bytes, experts_hit, mixtures, skew_routing
+from octavo_worker.bench.experts import expert_bytes, experts_hit, skew_routing
 from octavo_worker.bench.floors import Costs, floor_seconds
 from octavo_worker.bench.report import percentile
 from octavo_worker.bench.workloads import Work
@@ -141,7 +141,7 @@ class EngineBench:
     def skew_routing(self, skew: float) -> None:
         """Makes rows prefer a layer's first experts, of a model with random weights."""
         model = self._runner.model
-        for mixture in mixtures(model) if isinstance(model, Decoder) else ():
+        for mixture in model.mixtures if isinstance(model, Decoder) else ():
             skew_routing(mixture.router.logits.weight, skew)
 
     @property

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from octavo_worker.model.decoder import Decoder
-from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
 from octavo_worker.model.layers.norm import Input
 
 ROWS = (1, 8, 32, 64, 256)
@@ -27,14 +26,10 @@ class ExpertBytes:
         return self.nbytes * (1 - self.chosen / self.experts) ** rows
 
 
-def mixtures(model: Decoder) -> list[Mixture]:
-    return [block.mlp.mixture for block in model.layers.blocks if isinstance(block.mlp, ExpertMlp)]
-
-
 def expert_bytes(model: Decoder) -> list[ExpertBytes]:
     """For each layer that is a mixture."""
     found = []
-    for mixture in mixtures(model):
+    for mixture in model.mixtures:
         routing = mixture.router.routing
         found.append(ExpertBytes(mixture.up.nbytes + mixture.down.nbytes, routing.experts, routing.chosen))
     return found
@@ -50,7 +45,7 @@ def skew_routing(router: Tensor, skew: float) -> None:
 @torch.inference_mode()
 def experts_hit(model: Decoder, seed: int = 0) -> dict[int, float]:
     """Experts that so many random rows hit, on average over layers."""
-    made = mixtures(model)
+    made = model.mixtures
     hit = dict.fromkeys(ROWS if made else (), 0.0)
     generator = torch.Generator(model.device).manual_seed(seed)
     for rows in hit:

@@ -16,6 +16,7 @@ from octavo_worker.model.layers.attention import Tables
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
 from octavo_worker.model.layers.norm import AddNorm, Input
 from octavo_worker.model.numerics import DECODER
 from octavo_worker.ranks.group import Group
@@ -91,6 +92,11 @@ class Decoder:
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self.buffers = Buffers.allocate(config, token_budget, self.dtype, self.device)
+
+    @property
+    def mixtures(self) -> list[Mixture]:
+        """Mixtures of the layers that have one."""
+        return [block.mlp.mixture for block in self.layers.blocks if isinstance(block.mlp, ExpertMlp)]
 
     def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None:
         tables = Tables.of(self.config, max_model_len, self.dtype, self.device)

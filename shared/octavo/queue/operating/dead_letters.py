@@ -62,11 +62,20 @@ async def entries(connection: redis.asyncio.Redis, keys: Keys, chosen: Chosen) -
         end = f"({page[-1][0].decode()}"
 
 
-async def remove_dead_letters(connection: redis.asyncio.Redis, keys: Keys, job_id: str) -> None:
-    """Take a job off the list."""
+async def entries_by_job(connection: redis.asyncio.Redis, keys: Keys) -> dict[str, list[bytes]]:
+    """Ids of the list's entries, by job."""
     async with answered():
         found: Any = await connection.xrange(keys.dead_letters)
-        if gone := [entry for entry, fields in found if fields.get(b"id") == job_id.encode()]:
+    by_job: dict[str, list[bytes]] = {}
+    for entry, fields in found:
+        by_job.setdefault(fields.get(b"id", b"").decode(errors="replace"), []).append(entry)
+    return by_job
+
+
+async def remove_dead_letters(connection: redis.asyncio.Redis, keys: Keys, gone: Sequence[bytes]) -> None:
+    """Take entries off the list."""
+    async with answered():
+        if gone:
             await connection.xdel(keys.dead_letters, *gone)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import socket
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
@@ -50,7 +48,7 @@ async def _serve(settings: ClerkSettings, secret: Secret | None) -> None:
     metrics = ClerkMetrics()
     if settings.metrics_port:
         metrics.serve(settings.metrics_host, settings.metrics_port)
-    tracing = open_tracing("octavo-clerk", f"{socket.gethostname()}-{os.getpid()}")
+    tracing = open_tracing("octavo-clerk")
     async with AsyncExitStack() as stack:
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)

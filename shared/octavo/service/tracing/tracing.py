@@ -77,9 +77,7 @@ class Tracing:
     def current(self) -> str:
         """The context of the current span, empty for none."""
         context = trace.get_current_span().get_span_context()
-        if not context.is_valid:
-            return ""
-        return str(TraceContext(f"{context.trace_id:032x}", f"{context.span_id:016x}", context.trace_flags.sampled))
+        return str(TraceContext.of(context)) if context.is_valid else ""
 
     def close(self) -> None:
         """Send what waits, for some seconds at most."""

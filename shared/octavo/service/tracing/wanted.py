@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,9 +15,10 @@ log = logging.getLogger(__name__)
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
-def open_tracing(service: str, instance: str) -> Tracing | None:
+def open_tracing(service: str, instance: str | None = None) -> Tracing | None:
     """Exporter of a process; None where no endpoint is named, spans are switched off, or the extra is missing, which
-    is said. `service` is the service's name unless `OTEL_SERVICE_NAME` gives one, `instance` its id."""
+    is said. `service` is the service's name unless `OTEL_SERVICE_NAME` gives one, `instance` its id, by default of host
+    and process."""
     if not _is_wanted():
         return None
     try:
@@ -24,7 +26,7 @@ def open_tracing(service: str, instance: str) -> Tracing | None:
     except ImportError:
         log.warning("OTEL_EXPORTER_OTLP_ENDPOINT asks for traces, whose packages are missing: install octavo[otel]")
         return None
-    return Tracing(service, instance)
+    return Tracing(service, instance or f"{socket.gethostname()}-{os.getpid()}")
 
 
 def _is_wanted() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 HEADER = "traceparent"
 
@@ -30,6 +30,11 @@ class TraceContext(NamedTuple):
         if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
             return None
         return cls(trace_id, span_id, bool(int(flags, 16) & _SAMPLED))
+
+    @classmethod
+    def of(cls, context: Any) -> Self:
+        """The context of a span of OpenTelemetry's library."""
+        return cls(f"{context.trace_id:032x}", f"{context.span_id:016x}", bool(context.trace_flags.sampled))
 
     def __str__(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{int(self.is_sampled):02x}"

@@ -8,7 +8,6 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError
-from octavo_worker.model.layers.mixture import ExpertMlp
 from octavo_worker.model.stage import STAGE_BYTES
 from octavo_worker.runner.cuda.plans import AttentionPlans
 
@@ -50,5 +49,5 @@ def expert_bytes(model: CausalModel) -> int:
     """Bytes of what the experts of one layer make of as many rows as there are buffers for, on their way to the sum."""
     if not isinstance(model, Decoder):
         return 0
-    rows, blocks = len(model.buffers.hidden), model.layers.blocks
-    return max((block.mlp.mixture.step_bytes(rows) for block in blocks if isinstance(block.mlp, ExpertMlp)), default=0)
+    rows = len(model.buffers.hidden)
+    return max((mixture.step_bytes(rows) for mixture in model.mixtures), default=0)
