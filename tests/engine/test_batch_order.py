@@ -143,7 +143,8 @@ def test_a_request_that_rises_by_waiting_still_takes_from_lower_classes():
     driver = Driver.create(100, 4, max_running=2, token_budget=64, clock=lambda: now, aging_s=3.0)
     for name, priority in [("batch", 2), ("running", 1)]:
         driver.add(make_request(name, range(4), max_tokens=30, priority=priority))
-    driver.step()
+    for _ in range(2):
+        driver.step()
     driver.add(make_request("normal", range(4), max_tokens=2, priority=1))
     driver.step()
     assert driver.scheduler.stats().preemptions == 1

@@ -9,7 +9,7 @@ from engine_driver import Driver, assert_complete, expected_beams, make_request,
 from fake_runner import DelayedRunner, FakeRunner
 
 from octavo_worker.contract.messages import BATCH, HIGH, NORMAL, AddRequest, BeamOptions
-from octavo_worker.engine.planner import MOST_PAUSES
+from octavo_worker.engine.planner import MOST_PAUSES, PART_BESIDE
 from octavo_worker.engine.scheduling.policy import FcfsPolicy, PriorityPolicy
 from octavo_worker.memory.cost import PreemptionPolicy
 
@@ -30,7 +30,8 @@ def running(driver: Driver, *requests: AddRequest) -> Driver:
     for request in requests:
         driver.add(request)
     driver.step()
-    assert driver.scheduler.stats().waiting == 0
+    while driver.scheduler.stats().waiting:  # prompts of the class batch begin in a step of their own
+        driver.step()
     return driver
 
 
@@ -285,6 +286,35 @@ def test_a_batch_is_left_out_of_steps_that_compute_a_higher_prompt_but_not_for_e
     assert said == [[]] * MOST_PAUSES + [[request.id for request in low], ["high"]]
     driver.run()
     assert_complete(driver, *low, high)
+
+
+def test_the_prompt_of_a_batch_is_left_out_of_these_steps_too_but_not_for_ever():
+    low = make_request("low", prompt(40 * 16), max_tokens=2, priority=BATCH)
+    driver = running(Driver.create(400, 4, max_running=8, token_budget=16), low)
+    computed = []
+    for number in range(2 * MOST_PAUSES):
+        driver.add(make_request(f"high{number}", prompt(4, 2000 + 4 * number), max_tokens=1, priority=HIGH))
+        before = driver.runner.tokens_computed
+        driver.step()
+        computed.append(driver.runner.tokens_computed - before)
+    assert computed == [4] * MOST_PAUSES + [4 + 16 // PART_BESIDE] + [4] * (MOST_PAUSES - 1)
+    driver.run()
+    assert_complete(driver, low)
+
+
+def test_beside_a_dialogue_the_prompts_of_a_batch_get_a_part_of_the_budget():
+    driver = running(Driver.create(400, 4, token_budget=64), make_request("talk", prompt(4), max_tokens=4))
+    low = [make_request(f"low{i}", prompt(40, 100 + 50 * i), max_tokens=2, priority=BATCH) for i in range(4)]
+    for request in low:
+        driver.add(request)
+    computed = []
+    while driver.busy:
+        before = driver.runner.tokens_computed
+        driver.step()
+        computed.append(driver.runner.tokens_computed - before)
+    assert computed[:3] == [1 + 64 // PART_BESIDE] * 3
+    assert 64 in computed[3:5], "alone it gets all of it"
+    assert_complete(driver, *low)
 
 
 def test_a_dialogue_is_in_every_step():

@@ -16,13 +16,14 @@ def numbers(start: int, count: int) -> range:
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_a_high_class_takes_a_slot_from_the_last_of_the_lowest(mode):
     driver = Driver.create(
-        100, 4, max_running=3, runner={"num_host_blocks": 50}, policy=PreemptionPolicy(mode), token_budget=64
+        100, 4, max_running=3, runner={"num_host_blocks": 50}, policy=PreemptionPolicy(mode), token_budget=512
     )
     low = [make_request(f"low{i}", numbers(100 * i, 10), max_tokens=20, priority=2) for i in range(2)]
     normal = make_request("normal", numbers(300, 10), max_tokens=20)
     for request in (*low, normal):
         driver.add(request)
-    driver.step()
+    for _ in range(2):
+        driver.step()
     high = make_request("high", numbers(500, 10), max_tokens=5, priority=0)
     driver.add(high)
     for _ in range(6):

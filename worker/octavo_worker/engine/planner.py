@@ -20,6 +20,11 @@ MOST_PAUSES = 8
 """Steps in a row that leave out what pauses for prompts: prompts may never end."""
 
 
+PART_BESIDE = 8
+"""Prompts that pause for a running request get one of so many parts of the budget: what comes next waits for the step
+in flight, and for the one planned behind it."""
+
+
 class Planner:
     """Builds a step in this order:
 
@@ -27,7 +32,8 @@ class Planner:
        this step.
     1. Every decoding sequence gets its token, so prompts never delay a decode. An oversized sequence that has used its
        share of the time rests while others decode. Those that the policy lets pause for a prompt are left out of steps
-       that compute one, but of no more than some in a row: its first token comes by so much sooner.
+       that compute one, but of no more than some in a row: its first token comes by so much sooner. Their prompts are
+       left out of these steps, too, and get a part of the budget while a request runs that they pause for.
     2. `token_budget` more tokens go to prompts in the policy's order: running prompts continue, waiting ones are
        admitted when their turn comes. Decodes take nothing of the budget: otherwise a prompt as long as the budget
        would take two steps beside a single decode. No sequence overtakes one that finds no slot or no blocks. Admission
@@ -79,28 +85,31 @@ class Planner:
         self._sitting_out = False
         self._batch.make_way(step, self._token_budget)
         preemptions = self._kv.decisions.total()
-        self._plan_decodes(step, ahead)
+        prompt = self._prompt_to_begin() if self._pauses < MOST_PAUSES else None
+        paused = self._plan_decodes(step, ahead, prompt)
+        admit = self._kv.decisions.total() == preemptions
         least = 0 if ahead or step.steps else max(0, self._token_budget - FIRST_TOKENS)
-        self._plan_prompts(step, least, admit=self._kv.decisions.total() == preemptions)
-        if self._pauses and step.is_empty:  # the prompt found no room
-            self._pauses = MOST_PAUSES
-            self._plan_decodes(step, ahead)
+        paused |= self._plan_prompts(step, least, admit, prompt)
+        if paused and step.is_empty:  # the prompt found no room
+            paused = self._plan_decodes(step, ahead)
+            self._plan_prompts(step, least, admit)
+        self._pauses = self._pauses + 1 if paused else 0
         while not ahead and self._is_stuck(step):
             self._preempt_last(step)
-            self._plan_prompts(step, least, admit=False)
+            self._plan_prompts(step, least, False)
         self._leave_prompts(step)
         if self._drafts is not None and not ahead:
             self._drafts.extend(step)
 
     # Decodes
 
-    def _plan_decodes(self, step: StepInFlight, ahead: bool) -> None:
+    def _plan_decodes(self, step: StepInFlight, ahead: bool, prompt: Request | None = None) -> bool:
         resting = self._time_share.resting
-        prompt = self._prompt_to_begin() if self._pauses < MOST_PAUSES else None
-        self._pauses = self._pauses + 1 if self._plan_awake(step, resting, prompt) else 0
+        paused = self._plan_awake(step, resting, prompt)
         if resting and not ahead and not step.steps:
             self._plan_awake(step, False, prompt)
         step.num_decodes = len(step.steps)
+        return paused
 
     def _prompt_to_begin(self) -> Request | None:
         """The first request whose prompt this step is likely to compute."""
@@ -191,20 +200,32 @@ class Planner:
 
     # Prompts
 
-    def _plan_prompts(self, step: StepInFlight, least: int, *, admit: bool) -> None:
-        """Spend the budget on prompts until no more than `least` of it is left."""
+    def _plan_prompts(self, step: StepInFlight, least: int, admit: bool, prompt: Request | None = None) -> bool:
+        """Spend the budget on prompts until no more than `least` of it is left. With a `prompt` those that pause for it
+        are left out, which are the last in order. Whether any are."""
         prefilling, budget = self._running.prefilling, self._token_budget
         position = 0
         while budget > least:
             running = prefilling[position] if position < len(prefilling) else None
             waiting = self._batch.next() if admit else None
-            if waiting is not None and (running is None or waiting.order < running.order):
-                admit = self._admit(waiting.request, step)
-            elif running is not None:
-                budget -= self._plan_chunk(running, step, budget)
-                position += 1
-            else:
+            admits = waiting is not None and (running is None or waiting.order < running.order)
+            following = waiting if admits else running
+            if following is None:
                 break
+            if prompt is not None and self._policy.pauses(following.request, prompt):
+                return True
+            if self._is_beside_higher(following.request):
+                budget, least = min(budget, self._token_budget // PART_BESIDE), 0
+            if admits:
+                admit = self._admit(following.request, step)
+            else:
+                budget -= self._plan_chunk(following, step, budget)
+                position += 1
+        return False
+
+    def _is_beside_higher(self, request: Request) -> bool:
+        heads = (kind[0].request for kind in (self._running.decoding, self._running.prefilling) if kind)
+        return any(self._policy.pauses(request, head) for head in heads)
 
     def _is_stuck(self, step: StepInFlight) -> bool:
         """True if all that runs are prompts that find no block to continue."""

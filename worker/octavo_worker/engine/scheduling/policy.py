@@ -63,8 +63,9 @@ class SchedulingPolicy(Protocol):
         """True if an oversized request shares the device's time with another one that decodes."""
         ...
 
-    def pauses(self, decoding: Request, prompt: Request) -> bool:
-        """True if a request that decodes sits out a step that computes the prompt of another one, now and then."""
+    def pauses(self, request: Request, other: Request) -> bool:
+        """True if a request sits out steps that compute the prompt of another one, now and then, and has less of those
+        that decode it."""
         ...
 
 
@@ -151,9 +152,9 @@ class PriorityPolicy:
     def rests(self, oversized: Request, other: Request) -> bool:
         return other.priority <= oversized.priority
 
-    def pauses(self, decoding: Request, prompt: Request) -> bool:
+    def pauses(self, request: Request, other: Request) -> bool:
         """A single job of the class batch is not awaited, the first token of a higher one is."""
-        return decoding.priority == BATCH > prompt.priority
+        return request.priority == BATCH > other.priority
 
 
 class FcfsPolicy:
@@ -186,5 +187,5 @@ class FcfsPolicy:
     def rests(self, oversized: Request, other: Request) -> bool:
         return True
 
-    def pauses(self, decoding: Request, prompt: Request) -> bool:
+    def pauses(self, request: Request, other: Request) -> bool:
         return False
