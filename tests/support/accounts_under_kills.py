@@ -47,6 +47,7 @@ class Story:
     chance: random.Random
     jobs: dict[str, str] = field(default_factory=dict)  # to their tenants
     ends: dict[str, Terminal] = field(default_factory=dict)
+    hashes: dict[str, dict[str, bytes]] = field(default_factory=dict)  # as they ended: an erased job's goes soon
     poison: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
@@ -62,7 +63,7 @@ async def soak(folder: Path, *, jobs: int, kills: int, seed: int, seconds: float
             await client.tenants.limit(tenant, values | {"tokens_per_day_capacity": CAPACITY})
         async with fleet_of(server.url, folder / "logs", WORKERS) as fleet, asyncio.TaskGroup() as group:
             watching = [group.create_task(_reap(client)), group.create_task(_watch_caps(server.url, story))]
-            reading = [task async for task in _submit(client, story, jobs, group)]
+            reading = [task async for task in _submit(client, connection, story, jobs, group)]
             trouble = group.create_task(_make_trouble(server, client, fleet, story, kills, seconds))
             async with asyncio.timeout(STALL_S + seconds):
                 await asyncio.gather(*reading, trouble)
@@ -73,7 +74,9 @@ async def soak(folder: Path, *, jobs: int, kills: int, seed: int, seconds: float
     return story.faults
 
 
-async def _submit(client: AsyncClient, story: Story, count: int, group: asyncio.TaskGroup) -> Any:
+async def _submit(
+    client: AsyncClient, connection: redis.asyncio.Redis, story: Story, count: int, group: asyncio.TaskGroup
+) -> Any:
     names = list(story.tenants)
     for number in range(count):
         tenant = story.chance.choice(names)
@@ -90,10 +93,10 @@ async def _submit(client: AsyncClient, story: Story, count: int, group: asyncio.
         story.jobs[job.id] = tenant
         if is_poison:
             story.poison.add(job.id)
-        yield group.create_task(_read(client, story, job.id))
+        yield group.create_task(_read(client, connection, story, job.id))
 
 
-async def _read(client: AsyncClient, story: Story, job_id: str) -> None:
+async def _read(client: AsyncClient, connection: redis.asyncio.Redis, story: Story, job_id: str) -> None:
     """A reader that stays to the end, and notes it."""
     while job_id not in story.ends:
         try:
@@ -101,9 +104,20 @@ async def _read(client: AsyncClient, story: Story, job_id: str) -> None:
                 if event.end is not None:
                     story.ends[job_id] = event.end
         except JobNotFound:
-            return  # it was erased: its hash says how it ended
+            break  # it was erased: its hash says how it ended
         except OctavoError:
             await asyncio.sleep(0.2)
+    story.hashes[job_id] = await _ended(connection, job_id)
+
+
+async def _ended(connection: redis.asyncio.Redis, job_id: str) -> dict[str, bytes]:
+    """The hash of a job, once it says that it has ended."""
+    while True:
+        with suppress(redis.exceptions.RedisError, OSError):
+            found = {name.decode(): value for name, value in (await connection.hgetall(f"{{c00}}:j:{job_id}")).items()}
+            if found["st"] not in (b"queued", b"running"):
+                return found
+        await asyncio.sleep(0.2)
 
 
 async def _reap(client: AsyncClient) -> None:
@@ -156,11 +170,11 @@ async def _check(client: AsyncClient, connection: redis.asyncio.Redis, story: St
     account: dict[str, Counter[str]] = {tenant: Counter() for tenant in story.tenants}
     spent: Counter[str] = Counter()
     for job_id, tenant in story.jobs.items():
-        state = {name.decode(): value for name, value in (await connection.hgetall(f"{{c00}}:j:{job_id}")).items()}
+        state = story.hashes[job_id]
         status, tokens, told = state["st"].decode(), int(state["n"]), story.ends.get(job_id)
         if told is not None and (told.status.value, told.usage.completion_tokens) != (status, tokens):
             story.faults.append(f"{job_id} is {status} with {tokens} tokens, its reader was told {told}")
-        by_owner = b"ftok" in {name.encode() for name in state}
+        by_owner = "ftok" in state
         prompt = told.usage.prompt_tokens if told else 3 if by_owner else 0
         account[tenant].update(
             requests=1, input=prompt, output=tokens, failures=status in ("failed", "expired"), **{status: 1}
