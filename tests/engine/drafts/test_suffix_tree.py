@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo_worker.engine.drafts.suffix_tree import Node, SuffixTree
@@ -121,6 +121,7 @@ def test_the_longest_match_is_that_of_all_substrings(
     most=st.integers(0, 6),
     least_probability=st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9]),
 )
+@example(texts=[[0, 1, 0], [0, 1, 2], [0, 2, 1]], moves=[True] * 9, query=[0], most=3, least_probability=0.1)
 def test_a_continuation_is_the_one_most_often_said(
     texts: list[list[int]], moves: list[bool], query: list[int], most: int, least_probability: float
 ) -> None:
