@@ -75,7 +75,8 @@ def run(
             open_lines = [line for line in lines if line.id not in done]
             batch = BatchRun(str(target.resolve()), tenant, output, advance)
             try:
-                asyncio.run(batch.run(redis_url, open_lines, window))
+                with batch.grammars:
+                    asyncio.run(batch.run(redis_url, open_lines, window))
             except (KeyboardInterrupt, ServerUnavailable):
                 err.print(f"interrupted with {batch.finished} new answers in {target}; the same command goes on here")
                 raise

@@ -9,36 +9,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from octavo.client.asynchronous import AsyncClient
 from octavo.client.handles import AsyncJob, ensure_completed
 from octavo.dialects.openai.answers import CompletedJob
 from octavo.dialects.openai.batch.answers import encode
+from octavo.service.batches.grammars import LineGrammars
 from octavo.service.batches.lines import BatchLine, completed, failed
-from octavo.terms.errors import Busy, OctavoError, QueueFull, RateLimited, ServerUnavailable
+from octavo.terms.errors import OctavoError, QueueFull, RateLimited, ServerUnavailable
 from octavo.terms.messages import JobStatus
 from octavo.terms.models import JobRequest
 from octavo.terms.workers import WorkerInfo
 
-if TYPE_CHECKING:
-    from octavo.dialects.grammar.checks import GrammarChecks
-
 MAX_WINDOW = 10_000
 LEAST_WINDOW = 256
 """Where no worker is there to go by."""
-
-
-def _grammar_checks() -> GrammarChecks | None:
-    """None where the extra is not installed: workers refuse bad grammars, too."""
-    try:
-        from octavo.dialects.grammar.checks import GrammarChecks
-    except ImportError:
-        return None
-    return GrammarChecks()
 
 
 @dataclass
@@ -62,7 +51,7 @@ class BatchRun:
     finished: int = 0
     failures: int = 0
     first_failure: tuple[str, str] | None = None
-    grammars: GrammarChecks | None = field(default_factory=_grammar_checks)
+    grammars: LineGrammars = field(default_factory=LineGrammars)
 
     async def run(self, redis_url: str | None, lines: list[BatchLine], window: int | None) -> None:
         """Answer all lines, with at most `window` jobs at a time."""
@@ -116,9 +105,7 @@ class BatchRun:
     async def _submit(self, client: AsyncClient, line: BatchLine, index: int) -> AsyncJob:
         """A job of the line: a new one, that of an interrupted run, or another try if an earlier run's one failed."""
         request = line.requests[index]
-        if self.grammars is not None:
-            with suppress(Busy):  # the worker tries it, too
-                await self.grammars.check_request(request, line.request.grammar_field if line.request else None)
+        await self.grammars.check(request, line.request.grammar_field if line.request else None)
         parts = (self.target, line.id, str(index), request.model_dump_json())
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         for attempt in count():

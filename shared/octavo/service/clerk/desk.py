@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,14 +11,14 @@ from octavo.client.batches import BatchClient
 from octavo.queue.fleet import known_models, live_workers, models_of
 from octavo.queue.keys import Keys
 from octavo.queue.protocol import Cell
+from octavo.service.batches.grammars import LineGrammars
 from octavo.service.clerk.metrics import ClerkMetrics
 from octavo.service.storage.interface import Storage
-from octavo.terms.errors import Busy, OctavoError
+from octavo.terms.errors import OctavoError
 from octavo.terms.limits import Limits, Retention
 from octavo.terms.workers import WorkerInfo
 
 if TYPE_CHECKING:
-    from octavo.dialects.grammar.checks import GrammarChecks
     from octavo.dialects.openai.batch.requests import LineRequest
 
 LEAST_WINDOW, MOST_WINDOW = 256, 10_000
@@ -50,9 +49,9 @@ class Desk:
     cell: Cell = field(default_factory=Cell)
     keys: Keys = field(default_factory=Keys)
     offset_s: float = 0.0
+    grammars: LineGrammars = field(default_factory=LineGrammars)
     _workers: list[WorkerInfo] = field(default_factory=list)
     _asked_at: float = -_FLEET_S
-    _grammars: GrammarChecks | None = field(default_factory=lambda: grammar_checks())
 
     def now(self) -> float:
         """The server's time, in seconds since the epoch."""
@@ -74,24 +73,12 @@ class Desk:
         return any(model in card.names for card in cards)
 
     async def try_grammars(self, request: LineRequest, tenant: str) -> None:
-        """Raises GrammarError for a line that no worker could follow. Where there is no time, workers try it."""
-        if self._grammars is None:
-            return
+        """Raises GrammarError for a line that no worker could follow."""
         for job in request.jobs[:1]:  # all jobs of a line have the same
-            with suppress(Busy):
-                await self._grammars.check_request(job, request.grammar_field, tenant=tenant)
+            await self.grammars.check(job, request.grammar_field, tenant=tenant)
 
 
 def window_for(workers: Iterable[WorkerInfo], model: str) -> int:
     """Four times what the live workers of a model run: enough for none to wait, and far less than a batch."""
     rows = sum(worker.stats.max_running for worker in workers if worker.model == model)
     return max(LEAST_WINDOW, min(_AHEAD * rows, MOST_WINDOW))
-
-
-def grammar_checks() -> GrammarChecks | None:
-    """None where the extra is not installed: workers refuse bad grammars, too."""
-    try:
-        from octavo.dialects.grammar.checks import GrammarChecks
-    except ImportError:
-        return None
-    return GrammarChecks()

@@ -56,6 +56,7 @@ async def _serve(settings: ClerkSettings, secret: Secret | None) -> None:
         if settings.files is not None:
             client = await stack.enter_async_context(BatchClient(settings.redis_url))
             desk = Desk(client, open_storage(settings.files), settings.limits, metrics=metrics)
+            stack.enter_context(desk.grammars)
             duties.append(Clerk(desk, settings.clerk_lease).run())
             log.info("looking for batches")
         if secret is not None:
