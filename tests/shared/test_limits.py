@@ -39,6 +39,8 @@ def test_a_limit_holds_from_the_call_that_sets_it(world: Any) -> None:
     with pytest.raises(QueueFull, match="queued jobs"):
         world.enqueue()
     world.enqueue(tenant="other")
+    world.limit(waiting=2)
+    world.enqueue()  # jobs of others do not count
     world.limit(waiting=None)
     world.enqueue()
 
