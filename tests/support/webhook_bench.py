@@ -95,5 +95,5 @@ class HookBench:
 
     def leftovers(self) -> list[bytes]:
         """Keys of deliveries that are there."""
-        kinds = ("hd", "hq", "hl", "hr", "ht", "ho", "hf")
+        kinds = ("hd", "hq", "hl", "hr", "ht", "ho", "hf", "hx")
         return [name for name in self.redis.scan_iter("{c00}:h*") if name.split(b":")[1].decode() in kinds]
