@@ -25,7 +25,7 @@ function Deliveries({ id, endpoint, ask, close }) {
         <thead><tr><th>event</th><th>of</th><th>state</th><th>tries</th><th>last answer</th><th>next try</th><th><span class="hidden">again</span></th></tr></thead>
         <tbody>${found.data.map((one) => html`<tr key=${one.event_id}><td>${one.event_type}</td><td title=${one.of}>${short(one.of)}</td><td>${one.status}</td>
           <td>${count(one.tries)}</td><td>${one.last_answer ?? "–"}</td><td>${next(one.next_try_at)}</td>
-          <td>${one.status === "failed" && html`<button type="button" aria-label=${`Send ${one.event_type} of ${short(one.of)} again`} onClick=${() => again(one)}>Send again</button>`}</td></tr>`)}</tbody>
+          <td>${one.status === "failed" && html`<button type="button" aria-label=${`Send again ${one.event_type} of ${short(one.of)}`} onClick=${() => again(one)}>Send again</button>`}</td></tr>`)}</tbody>
       </table></div>`)}
     ${found?.forgotten > 0 && html`<p class="caption">${count(found.forgotten)} more failed earlier, and are listed no more</p>`}
   </dialog>`;
