@@ -48,7 +48,7 @@ BUDGETS = {
     "octavo_worker.bench": 1890,
     "octavo_worker.assembly": 1570,
     "octavo_gateway": 7560,
-    "octavo_worker.agent": 5190,
+    "octavo_worker.agent": 5270,
     "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
     "octavo_worker.runner": 3500,
