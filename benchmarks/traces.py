@@ -1,13 +1,13 @@
 """Cost of traces: tokens a second and CPU time of a worker that exports spans, beside one that does not.
 
     python benchmarks/traces.py [--device cuda --model qwen3-0.6b --batch 256] [--tokens 200] [--rounds 9]
-        [--kv-memory GIB] [--out benchmarks/results/traces.json]
+        [--kv-memory GIB] [--spans-alone] [--out benchmarks/results/traces.json]
 
 Two workers of the same model, each on a server of its own; one has OpenTelemetry's variables, and a collector that
 takes everything and does nothing. The same jobs, all of them with a trace, go to one and then to the other, in turns
-that change their order. Rates are medians over the rounds. What a job costs is CPU time of the agent, its exporting
-thread included, of all rounds together, since the system counts it in hundredths of a second. A `--model` that is a
-public shape has random weights.
+that change their order. Before that, spans of jobs are told in this process, without any worker. Rates are medians over
+the rounds. What a job costs is CPU time of the agent, its exporting thread included, of all rounds together, since the
+system counts it in hundredths of a second. A `--model` that is a public shape has random weights.
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ import psutil
 from batch_service import Fleet, fleet, token_ids
 
 from octavo import AsyncClient
+from octavo.queue.keys import Keys
+from octavo.queue.protocol import Claim
 from octavo.service.ports import free_port
+from octavo.service.tracing.wanted import open_tracing
+from octavo.terms.messages import JobStatus, Terminal, Usage
+from octavo.terms.models import JobRequest
+from octavo.terms.sampling import SamplingParams
 from octavo.terms.tracing.context import TraceContext
+from octavo_worker.agent.jobs import ActiveJob
+from octavo_worker.agent.telemetry.traces import Traces
 from octavo_worker.bench.report import median, report, write
 from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.contract.files import model_folder
@@ -131,6 +139,38 @@ async def run(asked: argparse.Namespace, folder: Path, with_spans: str) -> dict[
     }  # fmt: skip
 
 
+def told(url: str, jobs: int = 2000, at_once: int = 100) -> dict[str, Any]:
+    """A row: CPU time of the spans of a job by themselves, which other processes disturb least: of the thread that
+    tells them, and of the process, with the thread that exports them."""
+    os.environ[ENDPOINT] = url
+    tracing = open_tracing("benchmark")
+    assert tracing is not None
+    traces = Traces(tracing.tell, model="m", worker_id="w", shows_content=False)
+    context = TraceContext("1" * 32, "2" * 16, True)
+    request = JobRequest(model="m", prompt=(1, 2, 3), sampling=SamplingParams(max_tokens=9))
+    terminal = Terminal(status=JobStatus.COMPLETED, usage=Usage())
+    in_thread = in_all = 0.0
+    for start in range(0, jobs, at_once):
+        made = [
+            Claim(Keys().new_job_id(), "t", 1, "acme", "normal", request, 1, None, 0, False, trace=context)
+            for _ in range(at_once)
+        ]
+        active = [ActiveJob(claim) for claim in made]
+        for job in active:
+            job.computed_at = time.monotonic()
+        thread, process = time.thread_time(), time.process_time()
+        for job in active:
+            traces.ended(job, terminal)
+        told_s = time.thread_time() - thread
+        tracing.flush()
+        if start:  # the first ones warm up
+            in_thread, in_all = in_thread + told_s, in_all + time.process_time() - process
+    counted = jobs - at_once
+    tracing.close()
+    return {"spans_of_a_job": 4, "ms_in_the_loop": round(in_thread * 1e3 / counted, 4),
+            "ms_in_all": round(in_all * 1e3 / counted, 4), "load": round(os.getloadavg()[0], 1)}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -139,12 +179,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--kv-memory", type=float, help="GiB of each worker: two share a GPU")
+    parser.add_argument("--spans-alone", action="store_true", help="without workers")
     parser.add_argument("--out", type=Path, default=RESULT)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as made, collector() as url:
         asked.is_shape = asked.model in SHAPES
         folder = write_shape(asked.model, Path(made)) if asked.is_shape else model_folder(asked.model)
-        write(report("traces", [asyncio.run(run(asked, folder, url))]), asked.out)
+        rows = [told(url)]
+        print(rows[0], flush=True)
+        if not asked.spans_alone:
+            rows.append(asyncio.run(run(asked, folder, url)))
+        write(report("traces", rows), asked.out)
 
 
 if __name__ == "__main__":
