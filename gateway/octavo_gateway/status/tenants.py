@@ -30,7 +30,7 @@ class TenantFigures:
         self._kept: list[Family] = []
 
     async def families(self) -> list[Family]:
-        """Those of the largest tenants. Raises ServerUnavailable."""
+        """Figures of the largest tenants. Raises ServerUnavailable."""
         async with self._reading:
             if time.monotonic() - self._read_at >= _KEPT_S:
                 self._kept = list(_families(largest(await self._read(time.time()))))
