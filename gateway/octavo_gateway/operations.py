@@ -232,7 +232,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("post", _KEY): Operation("changeKey", "Change a key", {"an hour": {"expires_in_seconds": 3600}}),
     ("post", f"{_KEY}/rotate"): Operation("rotateKey", "Give a key a new secret", {"a day": {"grace_seconds": 86_400}}),
     ("delete", _KEY): Operation("revokeKey", "Revoke a key"),
-    ("get", "/v1/stats"): Operation("getStats", "Look at lanes, workers, batches and dead letters"),
+    ("get", "/v1/stats"): Operation("getStats", "Look at lanes, workers, batches, dead letters and webhooks"),
     ("get", "/v1/fleet/events"): Operation("followFleet", "Follow the fleet"),
     ("get", "/v1/fleet/lanes"): Operation("listPausedLanes", "List the lanes that are paused"),
     ("post", "/v1/fleet/lanes"): Operation(
@@ -248,6 +248,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "actOnDeadLetters",
         "Requeue or purge jobs that were given up",
         {"of a model": {"action": "requeue", "model": "demo"}, "all": {"action": "purge", "all": True}},
+    ),
+    ("get", "/v1/fleet/webhooks/{webhook_endpoint_id}"): Operation(
+        "lookAtWebhookEndpoint", "Look at deliveries to an endpoint of any tenant"
+    ),
+    ("post", "/v1/fleet/webhooks/{webhook_endpoint_id}/resend"): Operation(
+        "resendWebhooks", "Send again what failed to the end, for any tenant", {"all of it": {}}
     ),
     ("get", "/livez"): Operation("isAlive", "Say that the process answers"),
     ("get", "/readyz"): Operation("isReady", "Say that requests can be accepted"),

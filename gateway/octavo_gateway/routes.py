@@ -46,6 +46,7 @@ from octavo_gateway.jobs import tokens
 from octavo_gateway.jobs.tokens import TokenRequest
 from octavo_gateway.live import buttons, lanes
 from octavo_gateway.live import routes as live
+from octavo_gateway.live import webhooks as failing
 from octavo_gateway.live.lanes import DeadLettersAction, LaneChange
 from octavo_gateway.openai import chat, completions, models, responses
 from octavo_gateway.operations import name_operations
@@ -57,7 +58,8 @@ from octavo_gateway.webhooks import routes as webhooks
 
 _PARTS = (
     *(jobs, tokens, durable, chat, completions, responses, files, batches, models, webhooks),
-    *(ui, anthropic, tokenizer, workers, live, buttons, lanes, health, pages, projects, accounts, keys, limits, usage),
+    *(ui, anthropic, tokenizer, workers, live, buttons, lanes, failing, health, pages),
+    *(projects, accounts, keys, limits, usage),
 )
 _BODIES = (
     *(JobRequest, ChatCompletionRequest, CompletionRequest, UiChatRequest, MessagesRequest, CountRequest),

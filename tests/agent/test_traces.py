@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from queue_client import Queue
+from scripted_models import scripted_model
 from serving import serving
 from waiting import STALL_S, eventually
 
@@ -167,6 +169,42 @@ def test_what_its_caller_does_not_record_no_worker_records(
     eventually(lambda: collector.named("decode"))
     assert (queue.field(silent, "tp") or "").endswith("-00")
     assert {span.attributes.get("messaging.message.id") for span in of_workers(collector)} == {recorded}
+
+
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+CALL = 'Let me look at the clock on the wall.<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+def test_calls_of_tools_are_a_part_of_their_attempt(
+    redis_url: str, gateway: str, collector: Collector, tmp_path: Path
+) -> None:
+    with scripted_model(redis_url, tmp_path, "hermes", CALL, step_seconds=0.02):
+        asked = {"model": "hermes", "messages": [{"role": "user", "content": "What time is it?"}], "tools": [TOOL]}
+        headers = {"traceparent": str(CALLER)}
+        url = f"{gateway}/v1/chat/completions"
+        answer = httpx.post(url, json=asked, headers=headers, timeout=STALL_S).raise_for_status().json()
+        assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "now"
+        eventually(lambda: collector.named("tool calls"))
+    (part,), (process,), (decode,) = (collector.named(name) for name in ("tool calls", "process hermes", "decode"))
+    assert (part.trace_id, part.parent_id) == (CALLER.trace_id, process.span_id)
+    assert decode.start < part.start < part.end
+    assert part.end == pytest.approx(decode.end, abs=0.001)
+    context = TraceContext(part.trace_id, process.span_id, True)
+    assert part.span_id == context.derived(process.attributes["messaging.message.id"], 1, "tool calls").span_id
+    assert part.attributes.keys() <= NAMES
+
+
+def test_where_no_tool_is_called_no_part_tells_of_it(
+    redis_url: str, gateway: str, collector: Collector, tmp_path: Path
+) -> None:
+    with scripted_model(redis_url, tmp_path, "hermes", "It is noon."):
+        asked = {"model": "hermes", "messages": [{"role": "user", "content": "What time is it?"}], "tools": [TOOL]}
+        headers = {"traceparent": str(CALLER)}
+        url = f"{gateway}/v1/chat/completions"
+        for number in (1, 2):  # all that is told of the first is here with the second
+            httpx.post(url, json=asked, headers=headers, timeout=STALL_S).raise_for_status()
+            eventually(lambda number=number: len(collector.named("decode")) == number)
+    assert collector.named("tool calls") == []
 
 
 def of_workers(collector: Collector) -> list[Seen]:

@@ -20,7 +20,6 @@ from octavo.client.blocking import Job
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
 
-AXE = Path(__file__).parents[1] / "support/node/node_modules/axe-core/axe.min.js"
 MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 TOKENS = 900
 LOOKS = {
@@ -62,15 +61,6 @@ def stats(service: Up) -> dict[str, Any]:
 
 def pictures(folder: Path) -> Path:
     return Path(os.environ.get("OCTAVO_PICTURES", folder))
-
-
-def violations(page: Page) -> list[Any]:
-    """Rules of axe that the page breaks; none where npm has not installed it."""
-    if not AXE.exists():
-        return []
-    page.run(AXE.read_text() + ";0")
-    found = "violations.map(one => [one.id, one.nodes[0].html])"
-    return page.run(f"axe.run().then(({{ violations }}) => {found})")
 
 
 def send(page: Page, tokens: int) -> str:
@@ -168,7 +158,7 @@ def test_what_a_tenant_wrote_is_text(page: Page, service: Up, tmp_path: Path) ->
         eventually(is_open)
         assert MARKUP in page.text("dialog pre")
         assert page.run("document.querySelectorAll('dialog img, dialog script').length") == 0
-        assert violations(page) == []
+        assert page.violations() == []
         page.picture(pictures(tmp_path) / "job.png", whole=False)
         page.wait("document.querySelectorAll('[data-code]').length > 1")
         code = page.run("[...document.querySelectorAll('[data-code]')].map(one => one.dataset.code)")
@@ -217,12 +207,7 @@ def test_the_page_in_every_look_is_no_obstacle(page: Page, service: Up, tmp_path
             width, height = struct.unpack(">II", (folder / f"{name}.png").read_bytes()[16:24])
             assert width == look.get("width", 1280)
             assert height > 500
-            if AXE.exists():
-                page.run(AXE.read_text() + ";0")
-                assert (
-                    page.run("axe.run().then(({ violations }) => violations.map(one => [one.id, one.nodes[0].html]))")
-                    == []
-                )
+            assert page.violations() == []
         for job in others:
             job.cancel()
 

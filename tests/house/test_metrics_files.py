@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from octavo.terms.metrics.table import alerts, metrics
 
 RULES = yaml.safe_load(metrics_files.RULES.read_text())["groups"][0]["rules"]
 BOARD = json.loads(metrics_files.DASHBOARD.read_text())
+DEPLOY = metrics_files.ROOT / "deploy"
 CASES = Path(__file__).parent / "data" / "alerts.test.yaml"
 WATCHED = metrics_files.DOCUMENT.read_text().partition("## What to watch")[2]
 QUERIES = [
@@ -66,8 +68,45 @@ def test_prometheus_takes_the_rules_and_they_fire_as_they_should() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.promtool
+def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
+    """With a key file of this machine's in the place of the mounted one."""
+    folder = shutil.copytree(DEPLOY / "prometheus", tmp_path / "prometheus")
+    config = folder / "prometheus.yaml"
+    mounted = "/run/octavo/operator-key"
+    assert mounted in config.read_text()
+    config.write_text(config.read_text().replace(mounted, str(folder / "no-key")))
+    done = subprocess.run(["promtool", "check", "config", str(config)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "alerts.yaml" in done.stdout, "with the rules"
+
+
+def test_grafana_finds_what_it_is_provisioned_with() -> None:
+    """Files and folders that provisioning names are mounted, and panels ask datasources that exist."""
+    mounts = {}
+    for volume in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["grafana"]["volumes"]:
+        source, target, *_ = volume.split(":")
+        mounts[target] = source
+    assert mounts["/etc/grafana/provisioning"] == "./grafana/provisioning"
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    providers = yaml.safe_load((provisioning / "dashboards" / "octavo.yaml").read_text())["providers"]
+    boards = {Path(target).parent for target, source in mounts.items() if source.endswith(".json")}
+    assert {Path(provider["options"]["path"]) for provider in providers} == boards
+    sources = yaml.safe_load((provisioning / "datasources" / "octavo.yaml").read_text())["datasources"]
+    known = {source["type"] for source in sources}
+    asked = {
+        (panel["datasource"]["type"], panel["datasource"]["uid"]) for panel in BOARD["panels"] if "targets" in panel
+    }
+    variables = {
+        f"${{{one['name']}}}": one["query"] for one in BOARD["templating"]["list"] if one["type"] == "datasource"
+    }
+    assert asked
+    assert all(variables.get(uid) == kind and kind in known for kind, uid in asked)
+    assert sum(source["isDefault"] for source in sources) == 1
+
+
 def test_the_compose_file_starts_prometheus_and_grafana_on_the_files() -> None:
-    folder = metrics_files.ROOT / "deploy"
+    folder = DEPLOY
     compose = yaml.safe_load((folder / "compose.yaml").read_text())
     services = compose["services"]
     watching = {name: each for name, each in services.items() if each.get("profiles") == ["monitoring"]}

@@ -47,8 +47,8 @@ BUDGETS = {
     "octavo.cli": 2900,
     "octavo_worker.bench": 1890,
     "octavo_worker.assembly": 1570,
-    "octavo_gateway": 7500,
-    "octavo_worker.agent": 5190,
+    "octavo_gateway": 7560,
+    "octavo_worker.agent": 5270,
     "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
     "octavo_worker.runner": 3500,
@@ -59,7 +59,7 @@ BUDGETS = {
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,
-    "octavo.queue": 5460,
+    "octavo.queue": 5570,
     "octavo.terms": 3400,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets

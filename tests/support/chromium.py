@@ -16,6 +16,7 @@ from browser import browser
 from waiting import STALL_S, eventually
 
 Json = dict[str, Any]
+AXE = Path(__file__).parent / "node/node_modules/axe-core/axe.min.js"
 
 
 class Page:
@@ -66,6 +67,15 @@ class Page:
 
     def text(self, selector: str) -> str:
         return str(self.run(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
+
+    def violations(self) -> list[Any]:
+        """Rules of axe that the page breaks; none where npm has not installed it."""
+        if not AXE.exists():
+            return []
+        self.run(AXE.read_text() + ";0")
+        found = "violations.map(one => [one.id, one.nodes[0].html])"
+        broken: list[Any] = self.run(f"axe.run().then(({{ violations }}) => {found})")
+        return broken
 
     def style(self, *, dark: bool = False, width: int = 1280, height: int = 1100) -> None:
         features = [

@@ -118,6 +118,7 @@ def _panel(metric: Metric, *, x: int, y: int) -> dict[str, Any]:
                 "refId": "A",
                 "expr": expression_of(metric),
                 "legendFormat": f"{{{{{panel.legend}}}}}" if panel.legend else panel.title,
+                **({"exemplar": True} if metric.kind == "histogram" else {}),
             }
         ],
     }

@@ -35,9 +35,11 @@ class HookBench:
     def run(self, call: Any) -> Any:
         return run_sync(self.redis, call)
 
-    def endpoint(self, tenant: str = "acme", *types: str, url: str = "https://example.com/hook") -> str:
+    def endpoint(
+        self, tenant: str = "acme", *types: str, name: str = "n", url: str = "https://example.com/hook"
+    ) -> str:
         made = new_id(ENDPOINT)
-        call = HOOKS.put(made, tenant, is_new=True, name="n", url=url, event_types=types or EVENT_TYPES)
+        call = HOOKS.put(made, tenant, is_new=True, name=name, url=url, event_types=types or EVENT_TYPES)
         assert self.run(call) == "ok"
         return made
 
@@ -95,5 +97,5 @@ class HookBench:
 
     def leftovers(self) -> list[bytes]:
         """Keys of deliveries that are there."""
-        kinds = ("hd", "hq", "hl", "hr", "ht", "ho", "hf")
+        kinds = ("hd", "hq", "hl", "hr", "ht", "ho", "hf", "hx")
         return [name for name in self.redis.scan_iter("{c00}:h*") if name.split(b":")[1].decode() in kinds]

@@ -10,10 +10,11 @@ from spoiling import Case, cases
 from webhook_bench import HOOK_KEYS, HOOKS, HookBench
 
 from octavo.client.webhooks import WebhookClient
+from octavo.queue.webhooks.failing import list_failing
 from octavo.terms.errors import OctavoError
 
 SHARES = 4
-_OURS = re.compile(rb"\{c00\}:(he|hs|hd|hq|hl|hf|hr|ht|ho|hc|endpoints)(:|'|$)")
+_OURS = re.compile(rb"\{c00\}:(he|hs|hd|hq|hl|hf|hr|ht|ho|hx|hc|endpoints)(:|'|$)")
 
 
 class Live:
@@ -103,9 +104,11 @@ async def test_whatever_is_spoiled_readers_get_answers_or_clear_errors(redis_url
                 lambda: client.endpoints("acme", limit=10),
                 lambda: client.deliveries(live.spoiled, limit=10),
                 client.backlog,
+                lambda: list_failing(client.redis, client.keys, 10),  # as readers of the fleet ask
             ):
                 try:
-                    await ask()
+                    with client.errors():
+                        await ask()
                 except OctavoError:
                     pass
                 except Exception as error:
@@ -115,7 +118,7 @@ async def test_whatever_is_spoiled_readers_get_answers_or_clear_errors(redis_url
 
 def test_what_is_lost_is_told_again_from_endpoints_and_deliveries(redis_url: str) -> None:
     live = Live(redis_url)
-    names = ("hs", "hq", "hl", "hf", "hr", "ht", "ho", "hc", "endpoints")
+    names = ("hs", "hq", "hl", "hf", "hr", "ht", "ho", "hx", "hc", "endpoints")
     before = {name for kind in names for name in live.redis.scan_iter(f"{{c00}}:{kind}*")}
     waiting = live.redis.hget("{c00}:hc", "waiting")
     live.redis.delete(*(before - {b"{c00}:hs:zoo"}))

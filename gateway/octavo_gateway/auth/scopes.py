@@ -78,6 +78,8 @@ ROUTES: dict[tuple[str, str], Scope | Open] = {
     ("POST", "/v1/fleet/lanes"): Scope.OPERATOR,
     ("GET", "/v1/fleet/dead_letters"): Scope.OPERATOR,
     ("POST", "/v1/fleet/dead_letters"): Scope.OPERATOR,
+    ("GET", "/v1/fleet/webhooks/{webhook_endpoint_id}"): Scope.OPERATOR,
+    ("POST", "/v1/fleet/webhooks/{webhook_endpoint_id}/resend"): Scope.OPERATOR,
     ("GET", "/v1/fleet/controls"): Scope.OPERATOR,
     ("POST", "/v1/fleet/controls"): Scope.OPERATOR,
     ("GET", "/v1/organization/projects"): Scope.OPERATOR,

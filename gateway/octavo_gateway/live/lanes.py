@@ -36,7 +36,7 @@ class DeadLettersAction(Frozen):
     all: bool = False
 
 
-async def _allowed(
+async def allowed(
     request: Request,
     caller: CurrentCaller,
     origin: Annotated[str | None, Header()] = None,
@@ -54,7 +54,7 @@ async def lanes(request: Request) -> dict[str, Any]:
     return await _paused(request.state.gateway)
 
 
-@router.post("/lanes", dependencies=[Depends(_allowed)], openapi_extra=described(LaneChange))
+@router.post("/lanes", dependencies=[Depends(allowed)], openapi_extra=described(LaneChange))
 async def change(request: Request, body: Annotated[LaneChange, Depends(json_body(LaneChange))]) -> dict[str, Any]:
     """Pause lanes, or let them go on. Jobs of a paused lane wait; those that run, or come back to it, go on."""
     gateway: Gateway = request.state.gateway
@@ -79,7 +79,7 @@ async def dead_letters(
     return {"object": "list", "data": [letter.model_dump(mode="json") for letter in found]}
 
 
-@router.post("/dead_letters", dependencies=[Depends(_allowed)], openapi_extra=described(DeadLettersAction))
+@router.post("/dead_letters", dependencies=[Depends(allowed)], openapi_extra=described(DeadLettersAction))
 async def act(
     request: Request, body: Annotated[DeadLettersAction, Depends(json_body(DeadLettersAction))]
 ) -> dict[str, Any]:

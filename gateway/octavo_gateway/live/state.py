@@ -23,6 +23,7 @@ def state_of(stats: FleetStats) -> dict[str, Any]:
         "workers": {worker.id: worker.model_dump(mode="json") for worker in stats.workers},
         "batches": {batch.id: batch.model_dump(mode="json") for batch in stats.batches},
         "dead_letters": {letter.job_id: letter.model_dump(mode="json") for letter in stats.dead_letters},
+        "webhooks": {endpoint.id: endpoint.model_dump(mode="json") for endpoint in stats.webhooks},
     }
 
 

@@ -44,7 +44,7 @@ class Generation:
         self.created = 0
         self.ends: list[Terminal | None] = [None] * len(requests)
         sequences = sum(request.sampling.n for request in requests)
-        self._clock = TokenClock(gateway.metrics, requests[0].model, sequences)
+        self._clock = TokenClock(gateway.metrics, requests[0].model, sequences, gateway.exemplar())
 
     @property
     def usage(self) -> Usage:

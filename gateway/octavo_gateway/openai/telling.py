@@ -24,7 +24,7 @@ class Timed:
     def __init__(self, gateway: Gateway, model: str) -> None:
         self._metrics = gateway.metrics
         self._model = model
-        self._clock = TokenClock(gateway.metrics, model, sequences=1)
+        self._clock = TokenClock(gateway.metrics, model, 1, gateway.exemplar())
 
     def chunk(self, chunk: Chunk) -> None:
         self._clock.tokens(len(chunk.token_ids))

@@ -6,12 +6,13 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import choose_encoder
 
+from octavo.service.metrics.registry import Ready, accepted
 from octavo.terms.errors import OctavoError, ServerUnavailable
 from octavo_gateway.errors import UNAVAILABLE
 from octavo_gateway.state import Gateway
-from octavo_gateway.status.metrics import Seen, render_queue
+from octavo_gateway.status.metrics import Seen, queue_families
 
 router = APIRouter(tags=["health"])
 
@@ -57,16 +58,17 @@ async def _why_not_ready(gateway: Gateway) -> str | None:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Prometheus text format, for operators: it counts the jobs of all tenants."""
+    """Prometheus' text format or OpenMetrics, as `Accept` asks, for operators: it counts the jobs of all tenants."""
     gateway: Gateway = request.state.gateway
     try:
         state, workers = await gateway.client.standing(), await gateway.client.workers()
     except OctavoError:
-        queue = render_queue(None)
+        queue = queue_families(None)
     else:
         gateway.metrics.know_models({model for model, _ in state.waiting})
         batches, deliveries = await gateway.files.batches_open(), await gateway.webhooks.backlog()
-        queue = render_queue(Seen(state, workers, batches, deliveries))
+        queue = queue_families(Seen(state, workers, batches, deliveries))
         if gateway.tenant_figures is not None:
-            queue += await gateway.tenant_figures.render()
-    return Response(gateway.metrics.render() + queue, media_type=CONTENT_TYPE_LATEST)
+            queue += await gateway.tenant_figures.families()
+    encode, media_type = choose_encoder(accepted(request.headers.get("accept", "")))
+    return Response(encode(Ready([*gateway.metrics.families(), *queue])), media_type=media_type)

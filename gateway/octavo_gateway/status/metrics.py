@@ -12,14 +12,14 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from octavo.queue.calls import Transition
 from octavo.queue.overview.standing import Standing
 from octavo.queue.webhooks.reading import Backlog
-from octavo.service.metrics.registry import Ready, counter, family, gauge, histogram, know_model
+from octavo.service.metrics.registry import counter, family, gauge, histogram, know_model
 from octavo.terms.metrics import gateway as table
 from octavo.terms.metrics import queue
 from octavo.terms.workers import WorkerInfo
@@ -65,14 +65,14 @@ class Metrics:
             for made, metric in self._by_model:
                 know_model(made, metric, name)
 
-    def render(self) -> bytes:
-        """The text format, over all processes where `PROMETHEUS_MULTIPROC_DIR` is set."""
+    def families(self) -> Iterable[Family]:
+        """All that is counted, over all processes where `PROMETHEUS_MULTIPROC_DIR` is set: without exemplars then."""
         if MULTIPROCESS_DIR not in os.environ:
-            return generate_latest(self.registry)
+            return self.registry.collect()
         _forget_the_dead(Path(os.environ[MULTIPROCESS_DIR]))
         processes = CollectorRegistry()
         MultiProcessCollector(processes)  # type: ignore[no-untyped-call]
-        return generate_latest(processes)
+        return processes.collect()
 
 
 def _forget_the_dead(folder: Path) -> None:
@@ -86,10 +86,12 @@ def _forget_the_dead(folder: Path) -> None:
 
 
 class TokenClock:
-    """Times the tokens of one OpenAI-style request, from its construction on."""
+    """Times the tokens of one OpenAI-style request, from its construction on. `exemplar` names its trace, if that is
+    recorded."""
 
-    def __init__(self, metrics: Metrics, model: str, sequences: int) -> None:
+    def __init__(self, metrics: Metrics, model: str, sequences: int, exemplar: dict[str, str] | None = None) -> None:
         self._metrics = metrics
+        self._exemplar = exemplar
         self._model = model
         self._sequences = sequences
         self._started = self._last = monotonic()
@@ -100,14 +102,14 @@ class TokenClock:
         now = monotonic()
         if self._inter_token_latency is None:  # labels only now: a refused request may name any model
             self._inter_token_latency = self._metrics.inter_token_latency.labels(self._model)
-            self._metrics.time_to_first_token.labels(self._model).observe(now - self._started)
+            self._metrics.time_to_first_token.labels(self._model).observe(now - self._started, self._exemplar)
         elif count:
-            self._inter_token_latency.observe((now - self._last) * self._sequences / count)
+            self._inter_token_latency.observe((now - self._last) * self._sequences / count, self._exemplar)
         self._last = now
 
     def end(self) -> None:
         """All sequences are complete."""
-        self._metrics.request_latency.labels(self._model).observe(monotonic() - self._started)
+        self._metrics.request_latency.labels(self._model).observe(monotonic() - self._started, self._exemplar)
 
 
 class Seen(NamedTuple):
@@ -120,12 +122,10 @@ class Seen(NamedTuple):
     deliveries: Backlog
 
 
-def render_queue(seen: Seen | None) -> bytes:
+def queue_families(seen: Seen | None) -> list[Family]:
     """How the queue stands. None: the server cannot be reached, and then nothing else is said."""
-    registry = CollectorRegistry()
     up = family(queue.SERVER_UP, {(): float(seen is not None)})
-    registry.register(Ready([up, *([] if seen is None else _queue(*seen))]))
-    return generate_latest(registry)
+    return [up, *([] if seen is None else _queue(*seen))]
 
 
 def _queue(

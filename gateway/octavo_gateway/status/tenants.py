@@ -8,12 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric as Family
 
 from octavo import AsyncClient
 from octavo.queue.tenants.usage import HOUR_S, Sums, grouped
-from octavo.service.metrics.registry import Ready, family
+from octavo.service.metrics.registry import family
 from octavo.terms.metrics.tenants import FAILURES, MOST_TENANTS, OTHER, REQUESTS, TOKENS
 
 _KEPT_S = 60.0
@@ -28,15 +27,15 @@ class TenantFigures:
         self._client = client
         self._reading = asyncio.Lock()
         self._read_at = -math.inf
-        self._text = b""
+        self._kept: list[Family] = []
 
-    async def render(self) -> bytes:
-        """The text format. Raises ServerUnavailable."""
+    async def families(self) -> list[Family]:
+        """Figures of the largest tenants. Raises ServerUnavailable."""
         async with self._reading:
             if time.monotonic() - self._read_at >= _KEPT_S:
-                self._text = _rendered(await self._read(time.time()))
+                self._kept = list(_families(largest(await self._read(time.time()))))
                 self._read_at = time.monotonic()
-            return self._text
+            return self._kept
 
     async def _read(self, now: float) -> dict[str, Sums]:
         """Sums by tenant; the rows of some at a time are in memory."""
@@ -46,12 +45,6 @@ class TenantFigures:
             rows = await self._client.tenants.usage(now - HOUR_S, now, names[at : at + _AT_ONCE])
             sums |= grouped(rows, lambda row: row.tenant)
         return sums
-
-
-def _rendered(sums: Mapping[str, Sums]) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(Ready(_families(largest(sums))))
-    return generate_latest(registry)
 
 
 def largest(sums: Mapping[str, Sums]) -> dict[str, Sums]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from fastapi import Request
 
 from octavo.client.webhooks import WebhookClient
+from octavo.dialects.openai.webhooks import delivery_object
 from octavo.queue.batches.keys import new_id
 from octavo.queue.webhooks.reading import Backlog
 from octavo.service.webhooks.messages import event_body, signed_headers
@@ -52,6 +54,29 @@ class Endpoints:
         body = event_body(event_id, event_type, new_id("test_"), time.time())
         secrets = self.secrets.signing(info.id, info.version, with_old=time.time() < info.old_until)
         return await self.outgoing.post(info.url, body.encode(), signed_headers(event_id, body, secrets))
+
+    async def any(self, endpoint_id: str) -> EndpointInfo:
+        """An endpoint of any tenant, for operators. Raises ApiError 404."""
+        info = await self.client.endpoint(endpoint_id)
+        if info is None:
+            raise no_endpoint(endpoint_id)
+        return info
+
+    async def deliveries(self, info: EndpointInfo, limit: int) -> dict[str, Any]:
+        """Deliveries of an endpoint as the API lists them."""
+        found = await self.client.deliveries(info.id, limit=limit)
+        return {"object": "list", "data": [delivery_object(one) for one in found], "forgotten": info.forgotten}
+
+    async def resend(self, info: EndpointInfo, event_id: str | None) -> dict[str, Any]:
+        """Begin anew what failed to the end, or one event of it. Raises ApiError 404 for an endpoint that is gone, 409
+        for one that is switched off."""
+        begun = await self.client.resend(info.id, info.tenant, event_id or "")
+        if begun == -2:
+            message = "the endpoint has answered 410 and is switched off: change it, which switches it on"
+            raise ApiError(409, message, code="webhook_endpoint_disabled", headers={"x-should-retry": "false"})
+        if begun < 0:
+            raise no_endpoint(info.id)
+        return {"object": "webhook_endpoint.resend", "webhook_endpoint_id": info.id, "resent": begun}
 
     async def backlog(self) -> Backlog:
         """Deliveries that wait, of all tenants. Without the server: none."""

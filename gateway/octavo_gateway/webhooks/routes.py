@@ -13,7 +13,6 @@ from octavo.dialects.openai.webhooks import (
     ResendRequest,
     RotateRequest,
     WebhookTestRequest,
-    delivery_object,
     endpoint_object,
 )
 from octavo.queue.batches.keys import is_id
@@ -145,8 +144,7 @@ async def deliveries(
     """Deliveries that wait, then those that failed to the end, the latest first. `forgotten` have failed and are listed
     no more."""
     info = await known.own(webhook_endpoint_id, tenant)
-    found = await known.client.deliveries(info.id, limit=limit)
-    return {"object": "list", "data": [delivery_object(delivery) for delivery in found], "forgotten": info.forgotten}
+    return await known.deliveries(info, limit)
 
 
 @router.post(f"{_ONE}/resend", openapi_extra=described(ResendRequest))
@@ -158,11 +156,4 @@ async def resend(
 ) -> dict[str, Any]:
     """Begin anew what failed to the end, under the same ids. `409` for an endpoint that is switched off, `404` for no
     endpoint of the tenant."""
-    info = await known.own(webhook_endpoint_id, tenant)
-    begun = await known.client.resend(info.id, tenant, body.event_id or "")
-    if begun == -2:
-        message = "the endpoint has answered 410 and is switched off: change it, which switches it on"
-        raise ApiError(409, message, code="webhook_endpoint_disabled", headers={"x-should-retry": "false"})
-    if begun < 0:
-        raise no_endpoint(webhook_endpoint_id)
-    return {"object": "webhook_endpoint.resend", "webhook_endpoint_id": info.id, "resent": begun}
+    return await known.resend(await known.own(webhook_endpoint_id, tenant), body.event_id)

@@ -21,9 +21,10 @@ from octavo.queue.fleet import describe_mix, mixed_models
 from octavo.service.console import out
 from octavo.service.fleet import Reader, Snapshot
 from octavo.terms.fleet import FleetStats
+from octavo.terms.logs import printable
 
 _WIDE, _WIDEST = 150, 132
-_JOBS, _BATCHES = 15, 5
+_JOBS, _BATCHES, _ENDPOINTS = 15, 5, 5
 
 
 def top(
@@ -88,7 +89,8 @@ def _screen(snapshot: Snapshot, *, jobs: bool = True) -> RenderableType:
     workers = _worker_table(snapshot, out.width >= _WIDE)
     batches: list[RenderableType] = [Text(), _batch_table(stats)] if stats.batches else []
     listed: list[RenderableType] = [Text(), _job_table(snapshot)] if jobs and stats.running + stats.queued else []
-    return Group(total, Text(), _lane_table(stats), Text(), workers, *mixed, *maps, *batches, *listed)
+    failing: list[RenderableType] = [Text(), _webhook_table(stats)] if stats.webhooks else []
+    return Group(total, Text(), _lane_table(stats), Text(), workers, *mixed, *maps, *batches, *failing, *listed)
 
 
 def _lane_table(stats: FleetStats) -> Table:
@@ -110,6 +112,14 @@ def _batch_table(stats: FleetStats) -> Table:
     for batch in stats.batches[:_BATCHES]:
         left = "" if batch.predicted_end is None else _span(batch.predicted_end - stats.at)
         table.add_row(batch.id[-12:], batch.status, *map(str, (batch.completed, batch.failed, batch.total)), left)
+    return table
+
+
+def _webhook_table(stats: FleetStats) -> Table:
+    table = Table("webhooks that fail", "tenant", "failed", "waiting", "last answer", box=None, pad_edge=False)
+    for one in stats.webhooks[:_ENDPOINTS]:
+        name, counts = Text(printable(one.name)), (str(one.failed), str(one.waiting))
+        table.add_row(name, one.tenant, *counts, Text(printable(one.last_answer or "")))
     return table
 
 

@@ -17,11 +17,13 @@ from octavo.queue.fleet import beating_workers
 from octavo.queue.keys import Keys
 from octavo.queue.operating.dead_letters import list_dead_letters
 from octavo.queue.overview.lanes import LaneReader
+from octavo.queue.webhooks.failing import list_failing
+from octavo.queue.webhooks.keys import WebhookKeys
 from octavo.terms.batches import BatchInfo, BatchStatus
 from octavo.terms.fleet import BatchProgress, FleetStats, Lane, WorkerFigures
 from octavo.terms.workers import WorkerInfo
 
-BATCHES_LISTED = DEAD_LISTED = 50
+BATCHES_LISTED = DEAD_LISTED = ENDPOINTS_LISTED = 50
 _RECENT_S = 60.0  # of first tokens
 
 
@@ -45,6 +47,7 @@ class StatsReader:
             beats = await beating_workers(self._redis, self._keys)
             batches = await list_open(self._redis, BatchKeys(self._keys), BATCHES_LISTED)
             letters = await list_dead_letters(self._redis, self._keys, DEAD_LISTED)
+            webhooks = await list_failing(self._redis, WebhookKeys(self._keys), ENDPOINTS_LISTED)
             dead: Any = await self._redis.xlen(self._keys.dead_letters)
         now = time.time()
         self._rates.note(beats)
@@ -60,6 +63,7 @@ class StatsReader:
             batches=tuple(_progress(info, now) for info in batches),
             dead=dead,
             dead_letters=tuple(letters),
+            webhooks=tuple(webhooks),
         )
 
     def _figures(self, info: WorkerInfo, now: float) -> WorkerFigures:

@@ -1,5 +1,5 @@
-"""The fleet at one moment, as people look at it: lanes, workers, batches, dead letters. Times are in seconds since the
-epoch."""
+"""The fleet at one moment, as people look at it: lanes, workers, batches, dead letters, webhooks. Times are in seconds
+since the epoch."""
 
 from __future__ import annotations
 
@@ -85,9 +85,27 @@ class BatchProgress(Frozen):
     predicted_end: float | None = None
 
 
+class FailingEndpoint(Frozen):
+    """A webhook endpoint of which `failed` deliveries have failed to the end, or of which some of those that are
+    `waiting` are tried again. `address` is its scheme and host: the rest may be a secret. `last_answer` is an HTTP
+    status, or a word for why there was none; `next_try_at` is None where no try is set for later; `disabled_at`: it was
+    switched off then."""
+
+    id: str
+    tenant: str
+    name: str
+    address: str
+    failed: int
+    waiting: int
+    failed_at: float
+    next_try_at: float | None = None
+    last_answer: str | None = None
+    disabled_at: float | None = None
+
+
 class FleetStats(Frozen):
     """All of it. `queued` and `running` count the jobs of all lanes, `dead` the jobs that were given up, of which
-    `dead_letters` has the latest."""
+    `dead_letters` has the latest. `webhooks` are endpoints that fail, those of the latest failures."""
 
     at: float
     queued: int
@@ -98,3 +116,4 @@ class FleetStats(Frozen):
     batches: tuple[BatchProgress, ...] = ()
     dead: int = 0
     dead_letters: tuple[DeadLetter, ...] = ()
+    webhooks: tuple[FailingEndpoint, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -121,9 +122,8 @@ class ActiveJob:
                 parser=form.parser(),
             )
             budget = form.budget(sampling.thinking_token_budget)
-            sequences.append(
-                GeneratedSequence(index, text, request_id=self.request_id, format=form.format, budget=budget)
-            )
+            parts: dict[str, Any] = {"format": form.format, "budget": budget, "calls": form.call_marks()}
+            sequences.append(GeneratedSequence(index, text, request_id=self.request_id, **parts))
         return sequences
 
     # What goes to the engine
@@ -158,6 +158,12 @@ class ActiveJob:
         """Nothing is left for the engine to do."""
         done = self.open_sequences == 0 or (self.sequences and self.claim.request.sampling.max_tokens == 0)
         return bool(done) and not self.wants_prompt_logprobs
+
+    @property
+    def called_at(self) -> float | None:
+        """The time at which its answer began to call tools, by the monotonic clock: in what this worker saw of it."""
+        seen = (sequence.calls.seen_at for sequence in self.sequences if sequence.calls is not None)
+        return min((at for at in seen if at is not None), default=None)
 
     def restore(self, chunks: Iterable[Chunk]) -> None:
         """Continue after `chunks`, the stream as earlier owners left it. Raises MalformedMessage."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from octavo.terms.messages import AnswerFormat, Chunk, FinishReason, TokenLogprob
+from octavo_worker.agent.prompts.call_marks import CallMarks
 from octavo_worker.agent.prompts.thinking import ThinkingBudget
 from octavo_worker.agent.text import TextStream
 
@@ -23,6 +24,7 @@ class GeneratedSequence:
         request_id: str,
         format: AnswerFormat | None = None,
         budget: ThinkingBudget | None = None,
+        calls: CallMarks | None = None,
     ) -> None:
         self.index = index
         self.request_id = request_id
@@ -35,6 +37,7 @@ class GeneratedSequence:
         self._text = text
         self._format = format
         self._budget = budget
+        self.calls = calls
 
     @property
     def owed(self) -> list[int]:
@@ -51,6 +54,8 @@ class GeneratedSequence:
             self._text.feed(token)
             if self._budget is not None:
                 self._budget.take(text)
+            if self.calls is not None:
+                self.calls.take(text)
 
     def add(self, token: int, logprob: TokenLogprob | None, ended: str | None) -> None:
         """Append one token; `ended` is the engine's verdict, a stop string may end the sequence before it."""
@@ -58,6 +63,8 @@ class GeneratedSequence:
         self.texts.append(self._text.feed(token, ended))
         if self._budget is not None:
             self._budget.take(self.texts[-1])
+        if self.calls is not None:
+            self.calls.take(self.texts[-1])
         is_complete = self._text.stopped or ended == "complete"
         self.finish_reason = "stop" if is_complete else cast("FinishReason | None", ended)
         if logprob is not None:

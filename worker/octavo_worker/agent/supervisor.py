@@ -148,7 +148,7 @@ class Supervisor:
         self._limits: Ready | None = None
         self._agent = Agent(connection, self._cell, prompts, changed=self._changed.set)
         self._agent.defaults = served.sampling
-        serve_metrics(options, self._model, self._agent, self._calls)
+        serve_metrics(options, self._model, self._agent, self._calls, lambda: self._tracing is not None)
         loop = asyncio.get_running_loop()
         self._heartbeat = Heartbeat(
             self._heartbeat_connection,

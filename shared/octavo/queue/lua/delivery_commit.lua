@@ -12,6 +12,7 @@ local owner, tenant, due = unpack(call('HMGET', delivery, 'tok', 'tn', 'due'))
 if owner ~= token then return 'fenced' end
 if outcome == 'ok' then
   forget_delivery(endpoint, event)
+  note_going(endpoint)
 else
   if outcome ~= 'back' then
     call('HINCRBY', delivery, 'n', 1)
@@ -26,6 +27,7 @@ else
     call('HDEL', delivery, 'tok')
     call('HSET', delivery, 'due', due or NOW)
     call('ZADD', key('hq', endpoint), due or NOW, event)
+    if outcome == 'again' then note_failing(endpoint) end
   end
   if outcome == 'gone' and call('EXISTS', key('he', endpoint)) == 1 then
     call('HSET', key('he', endpoint), 'off', NOW)

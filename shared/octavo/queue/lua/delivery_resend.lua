@@ -4,6 +4,7 @@
 -- ARGV    endpoint tenant event ('' for all that are known)
 -- Reply   how many, -1 if there is no such endpoint of the tenant, -2 if it is switched off
 --- @include deliveries
+--- @include failing_endpoints
 local endpoint, tenant, only = ARGV[1], ARGV[2], ARGV[3]
 local owner, off = unpack(call('HMGET', key('he', endpoint), 'tn', 'off'))
 if owner ~= tenant then return -1 end
@@ -20,5 +21,6 @@ for _, event in ipairs(only ~= '' and {only} or call('ZRANGE', key('hf', endpoin
     begun = begun + 1
   end
 end
+note_going(endpoint)
 take_turn(tenant, endpoint)
 return begun

@@ -13,6 +13,7 @@ call('HDEL', key('hs', tenant), id)
 call('ZREM', key('endpoints'), id, ':' .. tenant .. ':' .. id)
 for _, event in ipairs(call('ZRANGE', key('hf', id), 0, -1)) do call('DEL', key('hd', id, event)) end
 call('DEL', key('hf', id))
+call('ZREM', key('hx'), id)
 clear_waiting(id, 1000, forget_delivery)
 take_turn(tenant, id)
 return call('ZCARD', key('hq', id)) + call('ZCARD', key('hl', id))

@@ -22,14 +22,14 @@ local KINDS = {
   f = 'hash', files = 'zset', fx = 'zset', fq = 'hash', mark = 'string', bt = 'hash', bto = 'zset', bte = 'zset',
   btp = 'list', bts = 'zset', btL = 'zset', batches = 'zset', k = 'hash', ks = 'zset', ka = 'hash', kas = 'zset',
   pj = 'hash', pjs = 'zset', he = 'hash', endpoints = 'zset', hs = 'hash', hd = 'hash',
-  hq = 'zset', hl = 'zset', hf = 'zset', hr = 'zset', ht = 'zset', ho = 'zset', hc = 'hash',
+  hq = 'zset', hl = 'zset', hf = 'zset', hr = 'zset', ht = 'zset', ho = 'zset', hx = 'zset', hc = 'hash',
   lim = 'hash', bk = 'hash', limited = 'zset', pk = 'set', kept = 'hash', parked = 'zset', held = 'zset',
   use = 'hash', useh = 'hash', used = 'hash', usage = 'zset', fold = 'zset', tally = 'hash',
   pauses = 'hash', paused = 'zset', later = 'zset',
 }
 local TOLD_AGAIN = {
   q = true, bound = true, fq = true, pk = true, parked = true, held = true, paused = true, later = true, kept = true,
-  hs = true, hq = true, hl = true, hf = true, hr = true, ht = true, ho = true,
+  hs = true, hq = true, hl = true, hf = true, hr = true, ht = true, ho = true, hx = true,
 }
 local NUMBER = {V = true, lf = true, seq = true}
 

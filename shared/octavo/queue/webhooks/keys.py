@@ -50,6 +50,11 @@ class WebhookKeys:
         return f"{self.prefix}:ho"
 
     @property
+    def failing(self) -> str:
+        """ZSET: endpoints to which tries fail, by the time of the latest failure, ms."""
+        return f"{self.prefix}:hx"
+
+    @property
     def counts(self) -> str:
         """HASH: waiting, failed: deliveries that wait, and that ever failed to the end."""
         return f"{self.prefix}:hc"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import redis.asyncio
@@ -28,8 +29,15 @@ async def read_endpoint(connection: redis.asyncio.Redis, keys: WebhookKeys, endp
     """None: no such endpoint."""
     if not is_id(ENDPOINT, endpoint_id):
         return None
-    (found,) = await rows(connection, [endpoint_id], keys.endpoint, _ENDPOINT_FIELDS, _endpoint)
+    (found,) = await read_endpoints(connection, keys, [endpoint_id])
     return found
+
+
+async def read_endpoints(
+    connection: redis.asyncio.Redis, keys: WebhookKeys, ids: Sequence[str]
+) -> list[EndpointInfo | None]:
+    """Endpoints by their ids, None for what is gone or damaged."""
+    return await rows(connection, ids, keys.endpoint, _ENDPOINT_FIELDS, _endpoint)
 
 
 async def list_endpoints(
@@ -38,7 +46,7 @@ async def list_endpoints(
     """Endpoints of a tenant, newest first, older than the endpoint `after`."""
     found: list[EndpointInfo] = []
     async for page in own_pages(connection, keys.endpoints, tenant, after, True, limit):
-        infos = await rows(connection, page, keys.endpoint, _ENDPOINT_FIELDS, _endpoint)
+        infos = await read_endpoints(connection, keys, page)
         found += [info for info in infos if info is not None and info.tenant == tenant]
         if len(found) >= limit:
             break

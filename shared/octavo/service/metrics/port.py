@@ -11,6 +11,8 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
+from octavo.service.metrics.registry import accepted
+
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -42,7 +44,8 @@ class MetricsPort:
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         match environ["PATH_INFO"]:
             case "/metrics":
-                answer: Iterable[bytes] = self._metrics(environ, start_response)
+                accept = accepted(environ.get("HTTP_ACCEPT", ""))
+                answer: Iterable[bytes] = self._metrics({**environ, "HTTP_ACCEPT": accept}, start_response)
                 return answer
             case "/livez":
                 return _json(start_response, "200 OK", {"status": "ok"})

@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.samples import Sample
 
 from octavo.terms.metrics.metric import Metric
 
 M = TypeVar("M", bound=MetricWrapperBase)
 ENGINE = "0"
 """The label `engine` of vLLM's metrics: a worker has one."""
+_OPENMETRICS = "application/openmetrics-text"
 
 
 def counter(metric: Metric, registry: CollectorRegistry) -> Counter:
@@ -75,6 +75,12 @@ def _all_sets(metric: Metric, values: Mapping[tuple[str, ...], object]) -> list[
     return sorted(known.union(values, *(metric.sets(model) for model in models)))
 
 
+def accepted(header: str) -> str:
+    """A request's `Accept` for the library, whose OpenMetrics has `_` for the `:` of vLLM's names unless all letters
+    may stand in a name."""
+    return f"{_OPENMETRICS};version=1.0.0;escaping=allow-utf-8" if _OPENMETRICS in header else header
+
+
 class Ready:
     """Families that are ready, as a collector of Prometheus' library."""
 
@@ -94,7 +100,7 @@ def renamed(families: Iterable[Family], table: Sequence[Metric]) -> list[Family]
 def _renamed(made: Family, name: str) -> Family:
     other = Family(name, made.documentation, made.type)
     other.samples = [
-        Sample(name + sample.name.removeprefix(made.name), {**sample.labels, "engine": ENGINE}, sample.value)
+        sample._replace(name=name + sample.name.removeprefix(made.name), labels={**sample.labels, "engine": ENGINE})
         for sample in made.samples
     ]
     return other

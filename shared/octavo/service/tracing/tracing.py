@@ -79,9 +79,13 @@ class Tracing:
         context = trace.get_current_span().get_span_context()
         return str(TraceContext.of(context)) if context.is_valid else ""
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Send what waits, for some seconds at most."""
         self._processor.force_flush(_FLUSH_MS)
+
+    def close(self) -> None:
+        """Send what waits, and nothing from then on."""
+        self.flush()
         self._provider.shutdown()
 
 

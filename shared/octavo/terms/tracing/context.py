@@ -45,6 +45,11 @@ class TraceContext(NamedTuple):
         return type(self)(self.trace_id, digest.hex() if any(digest) else "1".zfill(16), self.is_sampled)
 
 
+def exemplar_of(context: TraceContext | None) -> dict[str, str] | None:
+    """Labels by which a figure names the trace that it is an example of; None for a trace that is not recorded."""
+    return {"trace_id": context.trace_id} if context is not None and context.is_sampled else None
+
+
 def checked(text: str | None) -> str:
     """A context in its canonical form; empty for what is none."""
     context = TraceContext.read(text) if text else None

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.dialects.parsing import Parser, ThoughtMeter
+from octavo.dialects.parsing import NONE, Parser, ThoughtMeter
 from octavo.terms.messages import AnswerFormat
 from octavo.terms.structured import Grammar
+from octavo_worker.agent.prompts.call_marks import CallMarks
 from octavo_worker.agent.prompts.thinking import ThinkingBudget
 
 
@@ -30,6 +31,10 @@ class AnswerForm:
             return None
         form = self.format
         return Parser(form.tools, form.reasoning, schemas=self.schemas, opened=form.opened)
+
+    def call_marks(self) -> CallMarks | None:
+        """One that finds where a sequence begins to call tools. None where it has none to call."""
+        return None if self.format is None or self.format.tools == NONE else CallMarks(self.format.tools)
 
     def budget(self, limit: int | None) -> ThinkingBudget | None:
         """Thinking budget of one sequence. None without a limit, or without thoughts."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as Family
@@ -14,6 +15,7 @@ from octavo.terms.messages import JobStatus, Terminal
 from octavo.terms.metrics import worker as table
 from octavo.terms.metrics.metric import Metric
 from octavo.terms.stats import EngineStats, ScriptCalls
+from octavo.terms.tracing.context import exemplar_of
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.telemetry.watch import JobWatch
 
@@ -25,7 +27,8 @@ _HISTOGRAMS = (
 
 class Figures(JobWatch):
     """Collector of Prometheus' library. `claimed` and `ended` are called once a job, by the event loop; `collect` in
-    the thread of a scrape, as `stats`, `calls` and `is_ready` are. With `vllm` each figure has its name there, too."""
+    the thread of a scrape, as `stats`, `calls` and `is_ready` are. With `vllm` each figure has its name there, too.
+    Where spans are exported (`is_traced`) histograms name traces of jobs that they are made of."""
 
     def __init__(
         self,
@@ -35,8 +38,9 @@ class Figures(JobWatch):
         calls: Callable[[], Iterable[ScriptCalls]],
         is_ready: Callable[[], bool],
         vllm: bool,
+        is_traced: Callable[[], bool],
     ) -> None:
-        self._model = model
+        self._model, self._is_traced = model, is_traced
         self._stats, self._calls, self._is_ready, self._vllm = stats, calls, is_ready, vllm
         self._counted = CollectorRegistry()
         self._success = counter(table.SUCCESS, self._counted)
@@ -46,29 +50,33 @@ class Figures(JobWatch):
 
     def claimed(self, job: ActiveJob) -> None:
         if job.claim.attempt == 1:
-            self._observe(table.QUEUE_TIME, _age(job.claim))
+            self._observe(table.QUEUE_TIME, _age(job.claim), self._exemplar(job.claim))
 
     def ended(self, job: ActiveJob, terminal: Terminal) -> None:
         usage, claim = terminal.usage, job.claim
-        self._observe(table.LATENCY, _age(claim))
-        self._observe(table.PROMPT_TOKENS, usage.prompt_tokens)
-        self._observe(table.GENERATION_TOKENS, usage.completion_tokens)
-        self._observe(table.MOST_GENERATION_TOKENS, max((len(each.ids) for each in job.sequences), default=0))
+        observe = partial(self._observe, exemplar=self._exemplar(claim))
+        observe(table.LATENCY, _age(claim))
+        observe(table.PROMPT_TOKENS, usage.prompt_tokens)
+        observe(table.GENERATION_TOKENS, usage.completion_tokens)
+        observe(table.MOST_GENERATION_TOKENS, max((len(each.ids) for each in job.sequences), default=0))
         if job.computed_at is not None:
             decoded_s = time.monotonic() - job.computed_at
-            self._observe(table.PREFILL_TIME, job.computed_at - job.claimed_at)
-            self._observe(table.DECODE_TIME, decoded_s)
+            observe(table.PREFILL_TIME, job.computed_at - job.claimed_at)
+            observe(table.DECODE_TIME, decoded_s)
             if claim.offset == 0:
-                self._observe(table.FIRST_TOKEN, _age(claim) - decoded_s)
+                observe(table.FIRST_TOKEN, _age(claim) - decoded_s)
             width, here = len(job.sequences), usage.completion_tokens - claim.offset
             if here > width:  # the first of each sequence is the prefill's
-                self._observe(table.TOKEN_TIME, decoded_s * width / (here - width))
+                observe(table.TOKEN_TIME, decoded_s * width / (here - width))
         if terminal.status is JobStatus.COMPLETED:
             for sequence in job.sequences:
                 self._success.labels(self._model, sequence.finish_reason or "length").inc()
 
-    def _observe(self, metric: Metric, value: float) -> None:
-        self._histograms[metric.name].observe(max(0.0, value))
+    def _exemplar(self, claim: Claim) -> dict[str, str] | None:
+        return exemplar_of(claim.trace) if self._is_traced() else None
+
+    def _observe(self, metric: Metric, value: float, exemplar: dict[str, str] | None) -> None:
+        self._histograms[metric.name].observe(max(0.0, value), exemplar)
 
     def collect(self) -> Iterable[Family]:
         """All families."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.failures import WrongSetting
 from octavo_worker.agent.membership import ScriptCallCounts
 from octavo_worker.contract.options import WorkerOptions
 
 
-def serve_metrics(options: WorkerOptions, model: str, agent: Agent, calls: ScriptCallCounts) -> None:
+def serve_metrics(
+    options: WorkerOptions, model: str, agent: Agent, calls: ScriptCallCounts, is_traced: Callable[[], bool]
+) -> None:
     """Answer from now on, if a port is given. Raises WrongSetting for one that is taken."""
     if not options.metrics_port:
         return
@@ -23,6 +27,7 @@ def serve_metrics(options: WorkerOptions, model: str, agent: Agent, calls: Scrip
         calls=calls.sums,
         is_ready=lambda: agent.why_not_ready() is None,
         vllm=options.metrics_names == "vllm",
+        is_traced=is_traced,
     )
     agent.watch.add(figures)
     registry = CollectorRegistry()

@@ -69,6 +69,10 @@ class Traces(JobWatch):
             firsts = first if is_own else claim.first_token_at
             for span in _spans(claim, number, attempt, since, firsts, attributes, error if is_own else "lapsed"):
                 self._tell(span)
+        if job.called_at is not None and first is not None:
+            begin = max(first, now - (ticks - job.called_at))
+            process = claim.trace.derived(claim.job_id, claim.attempt)
+            self._tell(_part("tool calls", claim, claim.attempt, process, begin, now))
 
 
 def _untold(claim: Claim, here: Attempt) -> Iterator[tuple[int, Attempt, float]]:
@@ -98,12 +102,6 @@ def _spans(
     if parent is None or end is None:
         return
     start = since if attempt.started_at is None else attempt.started_at
-    plain: dict[str, Value] = {names.MESSAGING_MESSAGE: claim.job_id, names.ATTEMPT: number}
-
-    def part(name: str, of: TraceContext, begin: float, until: float) -> SpanFacts:
-        own = parent.derived(claim.job_id, number, name)
-        return SpanFacts(name, own, of, begin, until, attributes=plain)
-
     process = SpanFacts(
         f"{names.PROCESS} {attributes[names.REQUEST_MODEL]}",
         parent.derived(claim.job_id, number),
@@ -115,11 +113,18 @@ def _spans(
         [parent.derived(claim.job_id, number - 1)] if number > 1 else (),
         error,
     )
-    yield part("wait", parent, min(since, start), start)
+    yield _part("wait", claim, number, parent, min(since, start), start)
     yield process
     if first is not None and start <= first <= end:
-        yield part("prefill", process.context, start, first)
-        yield part("decode", process.context, first, end)
+        yield _part("prefill", claim, number, process.context, start, first)
+        yield _part("decode", claim, number, process.context, first, end)
+
+
+def _part(name: str, claim: Claim, number: int, of: TraceContext, begin: float, until: float) -> SpanFacts:
+    """A span below another, whose id is of job, attempt and name."""
+    own = of.derived(claim.job_id, number, name)
+    attributes: dict[str, Value] = {names.MESSAGING_MESSAGE: claim.job_id, names.ATTEMPT: number}
+    return SpanFacts(name, own, of, begin, until, attributes=attributes)
 
 
 def trace_jobs(options: WorkerOptions, model: str, worker_id: str, agent: Agent) -> Tracing | None:

@@ -8,6 +8,7 @@ import { clock, count, short } from "./format.js";
 import { Job } from "./job.js";
 import { Lanes } from "./lanes.js";
 import { Prompt } from "./prompt.js";
+import { Webhooks } from "./webhooks.js";
 import { Workers } from "./workers.js";
 
 function Moves({ moves, choose }) {
@@ -37,6 +38,7 @@ function App({ fleet }) {
     </div>
     <div class="columns"><${Moves} moves=${fleet.moves} choose=${choose} /><${Batches} batches=${stats.batches} /></div>
     <${Dead} letters=${stats.dead_letters} total=${stats.dead} ask=${ask} choose=${choose} />
+    <${Webhooks} endpoints=${stats.webhooks} ask=${ask} />
     ${job && html`<${Job} key=${job} id=${job} fleet=${fleet} close=${() => choose(null)} />`}
     ${question && html`<${Ask} ...${question} done=${() => ask(null)} />`}`;
 }

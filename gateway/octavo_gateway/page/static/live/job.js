@@ -47,8 +47,8 @@ export function Job({ id, fleet, close }) {
         <span class="caption">${step.at > job.created_at ? `+${span(step.at - job.created_at)}` : ""}</span></li>`)}</ol>
       ${found.request ? html`<h3>Request</h3>
         <div class="buttons"><${Copy} label="Copy as curl" text=${curl(found.request)} /><${Copy} label="Copy as Python" text=${python(found.request)} /></div>
-        <pre tabindex="0" aria-label="request">${JSON.stringify(found.request, null, 2)}</pre>`
+        <pre tabindex="0" role="region" aria-label="request">${JSON.stringify(found.request, null, 2)}</pre>`
       : html`<p class="caption">${found.shows_content ? "Its request was kept until its end." : "Its request and its text are its tenant's own."}</p>`}
-      ${found.texts?.map((text, place) => html`<h3>${found.texts.length > 1 ? `Text ${place + 1}` : "Text"}</h3><pre tabindex="0" aria-label=${`text ${place + 1}`}>${text}</pre>`)}`}
+      ${found.texts?.map((text, place) => html`<h3>${found.texts.length > 1 ? `Text ${place + 1}` : "Text"}</h3><pre tabindex="0" role="region" aria-label=${`text ${place + 1}`}>${text}</pre>`)}`}
   </dialog>`;
 }

@@ -62,6 +62,6 @@ export function Prompt({ models, choose }) {
     </form>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     <p class="caption" role="status" id="stream-state">${job ? html`job <button type="button" class="link" onClick=${() => choose(job)}>${short(job)}</button>, ${state}, would go on from token <b id="place">${String(place).split(".")[0].split("-")[0]}</b>` : "Its tokens appear here, whatever becomes of the worker."}</p>
-    <pre id="text" tabindex="0" aria-label="text of the answer">${text}</pre>
+    <pre id="text" tabindex="0" role="region" aria-label="text of the answer">${text}</pre>
   </section>`;
 }

@@ -1,4 +1,5 @@
 --- @include deliveries
+--- @include failing_endpoints
 -- Deliveries that are given up. An endpoint's latest are known for a while, and may be sent again; how many made room for
 -- them is counted.
 local KNOWN_S, MOST_KNOWN = 30 * 86400, 1000
@@ -27,6 +28,7 @@ local function give_up(endpoint, event)
   call('EXPIRE', key('hf', endpoint), KNOWN_S)
   count_waiting(-1)
   call('HINCRBY', key('hc'), 'failed', 1)
+  note_failing(endpoint)
 end
 
 -- What waits for an endpoint that is gone or switched off, some at a time: `act` takes each away.

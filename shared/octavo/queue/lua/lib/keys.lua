@@ -94,6 +94,7 @@
 --                                that are tried, by the end of the lease; that failed to the end, by the ms at which they did
 --   P:hr:<tenant>  P:ht   ZSET   endpoints of a tenant, and tenants, by the ms at which their turn comes
 --   P:ho                  ZSET   endpoints by the ms from which their oldest delivery may be tried
+--   P:hx                  ZSET   endpoints that fail, by the ms of their latest failed try: lib/failing_endpoints.lua
 --   P:hc                  HASH   waiting, failed: deliveries that wait, and that ever failed to the end
 --   P:tally               HASH   takeovers:<model>, refused:<model>: counts since the server was set up
 --   P:ev  P:dlq  P:seq    STREAM outbox of ended jobs, STREAM dead letters, arrival counter

@@ -23,11 +23,15 @@ end
 local function mend_delivery(endpoint, event, lines)
   local hash = key('hd', endpoint, event)
   local tenant, state, tries, at, due, failed, token = unpack(call('HMGET', hash, 'tn', 'st', 'n', 'at', 'due', 'ft', 'tok'))
-  if state == 'failed' and whole_number(failed) then return call('ZADD', key('hf', endpoint), failed, event) end
+  if state == 'failed' and whole_number(failed) then
+    call('ZADD', key('hx'), 'GT', failed, endpoint)
+    return call('ZADD', key('hf', endpoint), failed, event)
+  end
   if not (state == 'waiting' and tenant and whole_number(tries) and whole_number(at)) then return set_aside(hash) end
   if not whole_number(due) or tonumber(due) > NOW + LATEST_MS then due = NOW end
   call('ZADD', key(token and 'hl' or 'hq', endpoint), token and NOW + GRACE_MS or due, event)
   count_waiting(1)
+  if tonumber(tries) > 0 then call('ZADD', key('hx'), 'GT', at, endpoint) end
   local owner = call('HGET', key('he', endpoint), 'tn')
   if owner and owner ~= tenant then call('HSET', hash, 'tn', owner) end
   lines[endpoint] = owner or tenant
