@@ -108,7 +108,8 @@ def heads_of(
     assert described is not None
     width, kept = described.head_dim, dtype_name(dtype)
     windows = [layer.attention.sliding_window for layer in described.layers]
-    return described.num_heads, [CacheSpec(described.num_kv_heads, width, width, kept, window) for window in windows]
+    heads = described.num_heads if described.has_even_heads else 0
+    return heads, [CacheSpec(described.num_kv_heads, width, width, kept, window) for window in windows]
 
 
 def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:

@@ -63,6 +63,11 @@ def check_uniform(device: torch.device, config: ModelConfig, described: DecoderC
             f"--deterministic covers the models of octavo's own decoder on a GPU, not {config.model_type!r}; leave it "
             "off, or give --device cpu."
         )
+    if not described.has_even_heads:
+        raise UnsupportedModel(
+            f"--deterministic covers models whose layers have equal numbers of heads, not {config.model_type!r}; leave "
+            "it off, or give --device cpu."
+        )
 
 
 def check_ranks(ranks: int, device: torch.device, described: DecoderConfig | None, family: str) -> None:

@@ -87,7 +87,7 @@ class Decoder:
         self.dtype = layers.embed.dtype
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size
-        self.num_heads = config.num_heads
+        self.num_heads = config.num_heads if config.has_even_heads else 0
         self.cache = tuple(block.attention.kept(self.dtype) for block in layers.blocks)
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import final
 
 from octavo_worker.model.checkpoint.formats.base import Held
-from octavo_worker.model.config import DecoderConfig, DenseMlp, MixtureMlp
+from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, MixtureMlp
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.ranks.rank import Rank, vocabulary_of
 
@@ -27,8 +27,14 @@ class Shards:
     @property
     def config(self) -> DecoderConfig:
         """The decoder as this rank computes it. Hidden states and the vocabulary are whole."""
-        layers = tuple(replace(layer, mlp=self._mlp(layer.mlp)) for layer in self.whole.layers)
+        layers = tuple(
+            replace(layer, attention=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
+            for layer in self.whole.layers
+        )
         return replace(self.whole, num_heads=len(self._heads), num_kv_heads=len(self._kv_heads), layers=layers)
+
+    def _attention(self, layer: AttentionLayer) -> AttentionLayer:
+        return layer if layer.heads is None else replace(layer, heads=len(self.rank.share(layer.heads)))
 
     def _mlp(self, mlp: DenseMlp | MixtureMlp) -> DenseMlp | MixtureMlp:
         width = len(self.rank.share(mlp.width))
@@ -49,6 +55,11 @@ class Shards:
 
     def out(self) -> Held:
         return Held([[range(self.whole.hidden_size)]], _scaled(self._heads, self.whole.head_dim))
+
+    def output_gate(self) -> Held:
+        """Rows of the gate of attention's output."""
+        width = self.whole.gate_size // self.whole.num_heads
+        return Held([[_scaled(self._heads, width)]], range(self.whole.hidden_size))
 
     def up(self, width: int, parts: int) -> Held:
         """Rows of the gate, if there is one, and of what it gates, of an MLP of that width, which are stored in so many
@@ -76,10 +87,9 @@ class Shards:
 
 def check_divisible(config: DecoderConfig, ranks: int) -> None:
     """Checks that ranks can share the model. Raises `UnsupportedModel` with the reason."""
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    problems = []
-    if heads % ranks:
-        problems.append(f"{heads} attention heads")
+    kv_heads = config.num_kv_heads
+    all_heads = {config.num_heads, *(layer.attention.heads or config.num_heads for layer in config.layers)}
+    problems = [f"{heads} attention heads" for heads in sorted(all_heads) if heads % ranks]
     if kv_heads % ranks and ranks % kv_heads:
         problems.append(f"{kv_heads} heads of keys and values")
     mlps = [layer.mlp for layer in config.layers]
