@@ -70,30 +70,28 @@ class MixtureReader:
     def _up(self, at: str, mlp: MixtureMlp) -> Stored:
         names, width = self.names, mlp.width
         stacked = at + names.stacked[0]
-        if place := self._unstacked(at, mlp, stacked):
+        turned = self._is_turned(at, stacked, 2 * width, self.config.hidden_size)
+        if turned is not None:
             halves = (*range(0, 2 * width, 2), *range(1, 2 * width, 2)) if names.alternating else None
-            turned = self._is_turned(place, 2 * width, self.config.hidden_size)
             return Stored([f"{stacked}.{{}}"], [2 * width], halves, turned)
         return Stored([at + names.each + name for name in names.up], [width] * 2)
 
     def _down(self, at: str, mlp: MixtureMlp) -> Stored:
         stacked = at + self.names.stacked[1]
-        if place := self._unstacked(at, mlp, stacked):
-            turned = self._is_turned(place, self.config.hidden_size, mlp.width)
+        turned = self._is_turned(at, stacked, self.config.hidden_size, mlp.width)
+        if turned is not None:
             return Stored([f"{stacked}.{{}}"], [self.config.hidden_size], None, turned)
         return Stored([at + self.names.each + self.names.down], [self.config.hidden_size])
 
-    def _unstacked(self, at: str, mlp: MixtureMlp, name: str) -> Sequence[int]:
-        """The shape of an expert's stacked weight; empty: experts stand alone, or are drawn as if they did."""
+    def _is_turned(self, at: str, name: str, rows: int, depth: int) -> bool | None:
+        """True if an expert's stacked weight is stored `[depth, rows]`; codes never are. None: experts stand alone, or
+        are drawn as if they did."""
         if self.reader.source.under(f"{at}{self.names.each.format(0)}{self.names.down}"):
-            return ()
+            return None
         places = self.reader.source.unstack(name)
-        return places["weight"].shape if "weight" in places else ()
-
-    def _is_turned(self, shape: Sequence[int], rows: int, depth: int) -> bool:
-        if rows == depth:
-            return self.names.transposed
-        return tuple(shape) == (depth, rows)
+        if "weight" not in places:
+            return False if places.keys() & {"blocks", "scales"} else None
+        return self.names.transposed if rows == depth else places["weight"].shape == (depth, rows)
 
     def _experts(self, at: str, mlp: MixtureMlp, stored: Stored, depth: int, *, is_up: bool) -> Linear:
         """The matrices of all experts, one below the other."""
