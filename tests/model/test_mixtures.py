@@ -27,19 +27,20 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from octavo_kernels.products.weights import Codes, PackedWeight, QuantisedWeight, Scheme
 from octavo_worker.assembly.choices import has_decoder
-from octavo_worker.assembly.inspection import inspect
+from octavo_worker.assembly.inspection import Outline, Stretch, as_read, inspect
 from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.checkpoint.formats import Reader, format_of
-from octavo_worker.model.checkpoint.mixtures import MixtureReader
+from octavo_worker.model.checkpoint.mixtures import MixtureReader, in_16_bits
 from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.config import DecoderConfig, MixtureMlp
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import CheckpointError, ModelError, UnsupportedModel
 from octavo_worker.model.families import FAMILIES, decoder_config
 from octavo_worker.model.layers.linear import Dense, Products
-from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
+from octavo_worker.model.layers.mixture import EXPERTS_DOWN, ExpertMlp, Mixture
 from octavo_worker.model.layers.norm import Input
 from octavo_worker.model.layers.quantised import Quantised
 from octavo_worker.model.shards import Shards
@@ -156,6 +157,33 @@ def pack_experts(folder: Path, form: str, *, of: Callable[[int], str] | None = N
     return expected
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_on_a_gpu_experts_are_what_their_codes_stand_for(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 16 bits, as the GPU's kernels take them."""
+    monkeypatch.setattr("octavo_kernels.ops.pack", as_a_gpu_without_kernels)
+    pack_experts(tmp_path, form)
+    plain = saved(tmp_path / "plain").items()
+    values = {name: FORMS[form][1](tensor)[1] if ".experts." in name else tensor for name, tensor in plain}
+    described = decoder_config(QWEN3)
+    assert described is not None
+    made = mixture(tmp_path, described, None, torch.bfloat16)
+    for linear, wanted in zip((made.up, made.down), stack(values), strict=True):
+        copied = in_16_bits(linear, "experts")
+        assert copied.forms == {FORMS[form][2]}
+        assert torch.equal(copied.weight, wanted.flatten(0, 1).bfloat16())
+    gpu, coded = torch.device("cuda"), Outline((Stretch(12, 64, Scheme(Codes.INT4, 32)),), torch.bfloat16)
+    assert as_read(coded, EXPERTS_DOWN, gpu) == Outline((Stretch(12, 64, None),), torch.bfloat16)
+    assert as_read(coded, EXPERTS_DOWN, torch.device("cpu")) == as_read(coded, "out", gpu) == coded
+
+
+def as_a_gpu_without_kernels(weight: QuantisedWeight) -> PackedWeight:
+    return PackedWeight(
+        weight.scheme, weight.columns, weight.depth, weight.codes, weight.scales, weight.zeros, weight.order
+    )
+
+
 @pytest.mark.full(but=4)
 @pytest.mark.parametrize("form", FORMS)
 def test_quantised_experts_are_the_values_that_they_stand_for(form: str, tmp_path: Path) -> None:
@@ -242,9 +270,9 @@ def test_on_a_gpu_a_mixture_takes_transformers_code() -> None:
     assert has_decoder(LlamaConfig(), torch.device("cuda"), torch.float32)
 
 
-def mixture(folder: Path, described: DecoderConfig, rank: Rank | None) -> Mixture:
+def mixture(folder: Path, described: DecoderConfig, rank: Rank | None, dtype: torch.dtype = torch.float32) -> Mixture:
     """The first layer's, or a rank's part of it."""
-    reader = Reader(Checkpoint.open(folder), torch.float32, torch.device("cpu"), Products())
+    reader = Reader(Checkpoint.open(folder), dtype, torch.device("cpu"), Products())
     shards = None if rank is None else Shards(described, rank)
     mlp = described.layers[0].mlp
     assert isinstance(mlp, MixtureMlp)

@@ -111,21 +111,7 @@ class MixtureReader:
         matrix = Matrix(names, list(stored.rows) * count, depth, mlp.biased, stored.transposed, held, orders)
         linear = self.form.linear(matrix, self.reader)
         self._check(linear, names[0], sum(matrix.held_rows) // count)
-        return self._in_16_bits(linear, names[0]) if self.reader.device.type == "cuda" else linear
-
-    def _in_16_bits(self, linear: Linear, name: str) -> Linear:
-        """For a GPU, whose kernels take no codes of experts."""
-        if isinstance(linear, Quantised):
-            coded = ops.takes_copy(linear.weight)
-            weight = ops.copy_of(linear.weight, linear.dtype) if coded else dequantise(linear.weight).to(linear.dtype)
-            linear = Dense(weight, linear.bias, linear.products, linear.forms)
-        assert isinstance(linear, Dense)
-        if linear.weight.shape[1] % UNIT:
-            raise UnsupportedModel(
-                f"{name} has {linear.weight.shape[1]} columns here, and kernels of experts on a GPU take multiples of "
-                f"{UNIT}; give fewer ranks (--tensor-parallel), or --device cpu."
-            )
-        return linear
+        return in_16_bits(linear, names[0]) if self.reader.device.type == "cuda" else linear
 
     def _check(self, linear: Linear, name: str, rows: int) -> None:
         if linear.is_mixed:
@@ -192,3 +178,19 @@ class MixtureReader:
 def without_bias(linear: Linear) -> Linear:
     """A last product of a rank other than the first: the sum over ranks has its bias once."""
     return replace(linear, bias=None) if isinstance(linear, Dense | Quantised) else linear
+
+
+def in_16_bits(linear: Linear, name: str) -> Dense:
+    """Experts' matrices for a GPU, whose kernels take no codes; `name` is that of the first. Raises
+    `UnsupportedModel`."""
+    if isinstance(linear, Quantised):
+        coded = ops.takes_copy(linear.weight)
+        weight = ops.copy_of(linear.weight, linear.dtype) if coded else dequantise(linear.weight).to(linear.dtype)
+        linear = Dense(weight, linear.bias, linear.products, linear.forms)
+    assert isinstance(linear, Dense)
+    if linear.weight.shape[1] % UNIT:
+        raise UnsupportedModel(
+            f"{name} has {linear.weight.shape[1]} columns here, and kernels of experts on a GPU take multiples of "
+            f"{UNIT}; give fewer ranks (--tensor-parallel), or --device cpu."
+        )
+    return linear
