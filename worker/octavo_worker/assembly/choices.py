@@ -71,7 +71,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     if options.deterministic and device.type == "cuda":
         check_uniform(device, config, described)
     if options.tensor_parallel > 1:
-        check_ranks(options.tensor_parallel, device, described, config.model_type)
+        check_ranks(options, device, described, config.model_type)
     check_heads(config.model_type, *heads_of(described, trial, dtype))
     factors = "" if original is None else "long" if is_long else "short"
     advice = "" if options.max_model_len else yarn_advice(config)

@@ -82,6 +82,7 @@ class Decoder:
         self._blocks = layers.blocks
         self.uniform = uniform
         self.factors = ""
+        self.has_whole_experts = any(mixture.owned is not None for mixture in self.mixtures)
         self.forms = frozenset[str]().union(*(linear.forms for linear in layers.linears))
         self.reads_context = any(linear.reads_context for linear in layers.linears)
         self.dtype = layers.embed.dtype

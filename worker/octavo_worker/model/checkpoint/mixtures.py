@@ -53,7 +53,10 @@ class MixtureReader:
         self.names = next((names for names in known if self.reader.source.under(at + names.router)), known[0])
         up = self._experts(at, mlp, self._up(at, mlp), self.config.hidden_size, is_up=True)
         down = self._experts(at, mlp, self._down(at, mlp), mlp.width, is_up=False)
-        if mlp.biased and not self._is_first:
+        owned = None
+        if self.shards is not None and self.shards.has_whole_experts:
+            owned = self.shards.experts(mlp.routing.experts)
+        elif mlp.biased and not self._is_first:
             down = without_bias(down)
         return Mixture(
             router=self._router(at, mlp),
@@ -61,6 +64,7 @@ class MixtureReader:
             down=down,
             gate=ExpertGate(self.config.gate, mlp.clamped),
             shared=self._shared(at, mlp) if mlp.shared else None,
+            owned=owned,
         )
 
     @property
@@ -94,24 +98,32 @@ class MixtureReader:
         return self.names.transposed if rows == depth else places["weight"].shape == (depth, rows)
 
     def _experts(self, at: str, mlp: MixtureMlp, stored: Stored, depth: int, *, is_up: bool) -> Linear:
-        """The matrices of all experts, one below the other."""
+        """The matrices of all experts, or of those that this rank has, one below the other."""
         count = mlp.routing.experts
         names = [part.format(expert) for expert in range(count) for part in stored.parts]
         held, order = None, stored.order
+        owned = range(count) if self.shards is None else self.shards.experts(count)
         if self.shards is not None:
-            one = self.shards.down(mlp.width)
-            if is_up:
-                turns, parts = self.shards.alternating_up(mlp.width), len(stored.parts)
-                one = self.shards.up(mlp.width, parts) if order is None else turns
-            held = Held([list(ranges) for _ in range(count) for ranges in one.rows], one.depth)
+            one = self._held(mlp, stored, self.shards, is_up=is_up)
+            none = [[range(0)]] * len(one.rows)
+            ranges = [each for expert in range(count) for each in (one.rows if expert in owned else none)]
+            held = Held(ranges, one.depth)
             if order is not None:
                 rows = sum(map(len, one.rows[0]))
                 order = (*range(0, rows, 2), *range(1, rows, 2))
         orders = () if order is None else (order,) * count
         matrix = Matrix(names, list(stored.rows) * count, depth, mlp.biased, stored.transposed, held, orders)
         linear = self.form.linear(matrix, self.reader)
-        self._check(linear, names[0], sum(matrix.held_rows) // count)
+        self._check(linear, names[0], sum(matrix.held_rows) // len(owned))
         return in_16_bits(linear, names[0]) if self.reader.device.type == "cuda" else linear
+
+    def _held(self, mlp: MixtureMlp, stored: Stored, shards: Shards, *, is_up: bool) -> Held:
+        """A rank's share of an expert that it has."""
+        if shards.has_whole_experts:
+            return Held([[range(rows)] for rows in stored.rows], range(self.config.hidden_size if is_up else mlp.width))
+        if not is_up:
+            return shards.down(mlp.width)
+        return shards.up(mlp.width, len(stored.parts)) if stored.order is None else shards.alternating_up(mlp.width)
 
     def _check(self, linear: Linear, name: str, rows: int) -> None:
         if linear.is_mixed:
@@ -122,7 +134,7 @@ class MixtureReader:
         if linear.forms and rows % PANEL:
             raise UnsupportedModel(
                 f"{name} is quantised, and {rows} rows of an expert here are not whole panels of {PANEL}; give the "
-                "checkpoint in 16 bits without --quantization, or fewer ranks (--tensor-parallel)."
+                "checkpoint in 16 bits without --quantization, --experts whole, or fewer ranks (--tensor-parallel)."
             )
 
     def _router(self, at: str, mlp: MixtureMlp) -> Router:
@@ -191,6 +203,6 @@ def in_16_bits(linear: Linear, name: str) -> Dense:
     if linear.weight.shape[1] % UNIT:
         raise UnsupportedModel(
             f"{name} has {linear.weight.shape[1]} columns here, and kernels of experts on a GPU take multiples of "
-            f"{UNIT}; give fewer ranks (--tensor-parallel), or --device cpu."
+            f"{UNIT}; give --experts whole, fewer ranks (--tensor-parallel), or --device cpu."
         )
     return linear
