@@ -14,9 +14,9 @@ from transformers import Qwen3MoeConfig
 from octavo_kernels import ops
 from octavo_kernels.ops import Routing
 from octavo_worker.contract.options import OnlineQuantization
-from octavo_worker.model.checkpoint.formats import DenseFormat, OnlineFormat, Reader
+from octavo_worker.model.checkpoint.formats import DenseFormat, OnlineFormat, Reader, format_of
 from octavo_worker.model.checkpoint.mixtures import MixtureReader
-from octavo_worker.model.checkpoint.source import RandomWeights
+from octavo_worker.model.checkpoint.source import Checkpoint, RandomWeights
 from octavo_worker.model.config import MixtureMlp
 from octavo_worker.model.errors import ModelError
 from octavo_worker.model.families import decoder_config
@@ -58,6 +58,20 @@ def test_what_cannot_be_shared_out_is_refused(tmp_path: Path) -> None:
 def test_quantised_experts(form: str, tmp_path: Path) -> None:
     pack_experts(tmp_path, form)
     assert_ranks_sum_up(tmp_path, QWEN3, "whole")
+
+
+def test_all_are_read_that_other_ranks_have(tmp_path: Path) -> None:
+    """As far as their names go: what no rank reads is refused."""
+    pack_experts(tmp_path, "mxfp4")
+    described = decoder_config(QWEN3)
+    assert described is not None
+    source = Checkpoint.open(tmp_path)
+    reader = Reader(source, torch.float32, torch.device("cpu"), Products())
+    mlp = described.layers[0].mlp
+    assert isinstance(mlp, MixtureMlp)
+    shards = Shards(described, Rank(1, 2), "whole")
+    MixtureReader(described, reader, format_of(tmp_path), shards).read("model.layers.0.", mlp)
+    assert not [name for name in source.unread if ".experts." in name]
 
 
 @pytest.mark.parametrize("kind", [None, "int4", "fp8"])
