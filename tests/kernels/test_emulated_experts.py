@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo_kernels import ops, reference
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.ops import Assignments, Routing
+from octavo_worker.model.layers.mixture import assigned_to
 
 from .emulated_experts import EmulatedExperts
 from .test_experts import ROUTINGS, experts_of, logits_for
@@ -281,6 +282,24 @@ def test_a_rows_bits_do_not_depend_on_the_rows_that_its_expert_has(emulated, way
     together = mixture(slice(0, 60))
     for some in (slice(0, 1), slice(59, 60), slice(7, 20)):
         assert torch.equal(mixture(some), together[some])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("some", [range(2), range(2, 9)], ids=str)
+def test_a_rank_takes_its_own_experts_alone(emulated, way, some):
+    """With their matrices, in lists of all; nothing reads what other ranks would have stored."""
+    taken, x, up, down, (up_bias, down_bias) = case((9, 3, 20, 64, 24), biased=True)
+    own = assigned_to(some, taken)
+    part = [m[some.start * (len(m) // 9) : some.stop * (len(m) // 9)] for m in (up, down, up_bias, down_bias)]
+    first, last = own.starts[0].item(), own.starts[-1].item()
+    emulated.set_up(3, 5)
+    inner = emulated.up(x, part[0], own, many=WAYS[way], bias=part[2])
+    assert_close(inner[first:last], expected_up(x, up, taken, bias=up_bias)[first:last], x.dtype)
+    residual = torch.randn_like(x)
+    got = emulated.down(inner, part[1], own, many=WAYS[way], bias=part[3], residual=residual)
+    alone = taken._replace(weights=taken.weights * (own.places >= 0))
+    wanted = expected_down(inner.nan_to_num(), down, alone, bias=down_bias, residual=residual)
+    assert_close(got, wanted, x.dtype)
 
 
 def test_what_the_kernels_do_not_take_they_refuse(emulated):

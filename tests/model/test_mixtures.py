@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,24 @@ import pytest
 import torch
 from matrix_forms import FORMS
 from quantised_checkpoint import logits, write
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
+from small_mixtures import (
+    DOWN,
+    EACH,
+    EXPERTS,
+    IDS,
+    QWEN3,
+    SMALL,
+    UP,
+    WIDTH,
+    assert_ranks_sum_up,
+    loaded,
+    mixture,
+    pack_experts,
+    saved,
+    stack,
+)
 from transformers import (
-    AutoModelForCausalLM,
     Cohere2MoeConfig,
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
@@ -27,69 +39,17 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from octavo_kernels.products.weights import Codes, PackedWeight, QuantisedWeight, Scheme
 from octavo_worker.assembly.choices import has_decoder
-from octavo_worker.assembly.inspection import inspect
-from octavo_worker.assembly.models import load_model
+from octavo_worker.assembly.inspection import Outline, Stretch, as_read, inspect
 from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model.checkpoint.formats import Reader, format_of
-from octavo_worker.model.checkpoint.mixtures import MixtureReader
-from octavo_worker.model.checkpoint.source import Checkpoint
-from octavo_worker.model.config import DecoderConfig, MixtureMlp
-from octavo_worker.model.decoder import Decoder
-from octavo_worker.model.errors import CheckpointError, ModelError, UnsupportedModel
+from octavo_worker.model.checkpoint.mixtures import in_16_bits
+from octavo_worker.model.config import MixtureMlp
+from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 from octavo_worker.model.families import FAMILIES, decoder_config
-from octavo_worker.model.layers.linear import Dense, Products
-from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
-from octavo_worker.model.layers.norm import Input
+from octavo_worker.model.layers.linear import Dense
+from octavo_worker.model.layers.mixture import EXPERTS_DOWN, ExpertMlp
 from octavo_worker.model.layers.quantised import Quantised
-from octavo_worker.model.shards import Shards
-from octavo_worker.ranks.rank import Rank
-
-EXPERTS, WIDTH = 6, 64
-SMALL: dict[str, Any] = {
-    "vocab_size": 48,
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-QWEN3 = Qwen3MoeConfig(
-    **SMALL, intermediate_size=96, moe_intermediate_size=WIDTH, num_experts=EXPERTS, num_experts_per_tok=3,
-    norm_topk_prob=True, mlp_only_layers=[1], head_dim=16,
-)  # fmt: skip
-IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
-EACH = "model.layers.0.mlp.experts.{}.{}_proj.weight"
-UP, DOWN = "model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"
-
-
-def saved(folder: Path, config: PreTrainedConfig = QWEN3) -> dict[str, Tensor]:
-    """Tensors of a random model, which is in the folder as transformers saves it."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.2)
-    model.save_pretrained(folder)
-    return load_file(folder / "model.safetensors")
-
-
-def stack(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Takes the experts out: `[experts, 2 * width, hidden]`, gates first, and `[experts, hidden, width]`."""
-    gates, ups, downs = (
-        torch.stack([tensors.pop(EACH.format(expert, part)) for expert in range(EXPERTS)])
-        for part in ("gate", "up", "down")
-    )
-    return torch.cat((gates, ups), dim=1), downs
-
-
-def loaded(folder: Path, **more: Any) -> Decoder:
-    model, _ = load_model(ModelOptions(**{"model": str(folder), "dtype": "float32", "device": "cpu"} | more))
-    assert isinstance(model, Decoder)
-    return model
 
 
 @pytest.mark.parametrize("ending", ["", ".weight"])
@@ -138,22 +98,31 @@ def test_a_surplus_tensor_is_refused(name: str, tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-def pack_experts(folder: Path, form: str, *, of: Callable[[int], str] | None = None) -> Tensor:
-    """Packs a saved model's experts, each in a form of its own if `of` says so. Returns the logits of the values that
-    they stand for."""
-    tensors = saved(folder)
-    packed, values = {}, {}
-    for name, tensor in tensors.items():
-        if ".experts." not in name:
-            packed[name] = values[name] = tensor
-            continue
-        expert = int(name.split(".experts.")[1].partition(".")[0])
-        made, values[name] = FORMS[of(expert) if of else form][1](tensor)
-        packed |= {f"{name.removesuffix('.weight')}.{ending}": part for ending, part in made.items()}
-    save_file({name: tensor.contiguous() for name, tensor in values.items()}, folder / "model.safetensors")
-    expected = logits(folder, IDS)
-    write(folder, packed, json.loads((folder / "config.json").read_text()) | {"quantization_config": FORMS[form][0]})
-    return expected
+@pytest.mark.parametrize("form", FORMS)
+def test_on_a_gpu_experts_are_what_their_codes_stand_for(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 16 bits, as the GPU's kernels take them."""
+    monkeypatch.setattr("octavo_kernels.ops.pack", as_a_gpu_without_kernels)
+    pack_experts(tmp_path, form)
+    plain = saved(tmp_path / "plain").items()
+    values = {name: FORMS[form][1](tensor)[1] if ".experts." in name else tensor for name, tensor in plain}
+    described = decoder_config(QWEN3)
+    assert described is not None
+    made = mixture(tmp_path, described, None, torch.bfloat16)
+    for linear, wanted in zip((made.up, made.down), stack(values), strict=True):
+        copied = in_16_bits(linear, "experts")
+        assert copied.forms == {FORMS[form][2]}
+        assert torch.equal(copied.weight, wanted.flatten(0, 1).bfloat16())
+    gpu, coded = torch.device("cuda"), Outline((Stretch(12, 64, Scheme(Codes.INT4, 32)),), torch.bfloat16)
+    assert as_read(coded, EXPERTS_DOWN, gpu) == Outline((Stretch(12, 64, None),), torch.bfloat16)
+    assert as_read(coded, EXPERTS_DOWN, torch.device("cpu")) == as_read(coded, "out", gpu) == coded
+
+
+def as_a_gpu_without_kernels(weight: QuantisedWeight) -> PackedWeight:
+    return PackedWeight(
+        weight.scheme, weight.columns, weight.depth, weight.codes, weight.scales, weight.zeros, weight.order
+    )
 
 
 @pytest.mark.full(but=4)
@@ -242,28 +211,6 @@ def test_on_a_gpu_a_mixture_takes_transformers_code() -> None:
     assert has_decoder(LlamaConfig(), torch.device("cuda"), torch.float32)
 
 
-def mixture(folder: Path, described: DecoderConfig, rank: Rank | None) -> Mixture:
-    """The first layer's, or a rank's part of it."""
-    reader = Reader(Checkpoint.open(folder), torch.float32, torch.device("cpu"), Products())
-    shards = None if rank is None else Shards(described, rank)
-    mlp = described.layers[0].mlp
-    assert isinstance(mlp, MixtureMlp)
-    return MixtureReader(described, reader, format_of(folder), shards).read("model.layers.0.", mlp)
-
-
-def assert_ranks_sum_up(folder: Path, config: PreTrainedConfig, *, transposed: bool = False) -> None:
-    described = decoder_config(config)
-    assert described is not None
-    if transposed:
-        names = replace(described.names.experts[0], transposed=True)
-        described = replace(described, names=replace(described.names, experts=(names,)))
-    x = Input(torch.randn(9, 128, generator=torch.Generator().manual_seed(2)))
-    parts = [mixture(folder, described, Rank(index, 2)) for index in range(2)]
-    whole = mixture(folder, described, None)
-    torch.testing.assert_close(sum(part.apply(x) for part in parts), whole.apply(x), rtol=0, atol=2e-5)
-    assert sum(part.up.nbytes for part in parts) == whole.up.nbytes
-
-
 @pytest.mark.full(but=4)
 @pytest.mark.parametrize("form", ["", "stacked", "turned", *FORMS])
 def test_the_parts_of_ranks_sum_up_to_the_whole(form: str, tmp_path: Path) -> None:
@@ -291,6 +238,7 @@ def test_the_parts_of_ranks_sum_up_to_the_whole(form: str, tmp_path: Path) -> No
 def test_ranks_share_biases_and_shared_experts(config: PreTrainedConfig, tmp_path: Path) -> None:
     saved(tmp_path, config)
     assert_ranks_sum_up(tmp_path, config)
+    assert_ranks_sum_up(tmp_path, config, "whole")
 
 
 @pytest.mark.parametrize(
@@ -320,9 +268,3 @@ def test_layers_behind_the_last_one_are_left_unread(tmp_path: Path) -> None:
     save_file(tensors | {"model.layers.3.eh_proj.weight": torch.zeros(3, 3)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"no place for: model\.layers\.3\.eh_proj"):
         loaded(tmp_path)
-
-
-def test_ranks_that_do_not_divide_an_expert_are_refused(tmp_path: Path) -> None:
-    Qwen3MoeConfig(**QWEN3.to_dict() | {"moe_intermediate_size": 65}).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="65 columns of the MLP cannot be shared out among 2 ranks"):
-        loaded(tmp_path, load_format="dummy", tensor_parallel=2)

@@ -34,7 +34,6 @@ def compressed(weights: dict[str, Any] | None = None, **group: Any) -> dict[str,
 FORMS = {
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"by bitsandbytes, .* in 16 bits"),
     "gguf": ({"quant_method": "gguf"}, r"by gguf, .*llama\.cpp's"),
-    "mxfp4": ({"quant_method": "mxfp4"}, r"by mxfp4, .*experts of a mixture"),
     "unknown": ({"quant_method": "aqlm"}, r"by aqlm, .* give a checkpoint .* gptq, awq, compressed-tensors, fp8"),
     "nameless": ({"bits": 4}, "by a method without a name"),
     **{f"gptq-{bits}": (GPTQ | {"bits": bits}, f"GPTQ weights of {bits} bits") for bits in (2, 3, 5, 6, 7)},

@@ -215,24 +215,24 @@ def test_what_cannot_be_cut_is_refused(config: PreTrainedConfig, ranks: int, sen
 
 
 def test_gpus_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    described = decoder_config(LlamaConfig(**SMALL))
+    described, two = decoder_config(LlamaConfig(**SMALL)), ModelOptions(tensor_parallel=2)
     monkeypatch.setattr(devices, "features", lambda device: frozenset({Feature.RANKS}))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ModelError, match="--tensor-parallel 2 needs as many GPUs, but there are 1; give fewer ranks"):
-        check_ranks(2, torch.device("cuda"), described, "llama")
+        check_ranks(two, torch.device("cuda"), described, "llama")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ("H100", "H200")[index])
     with pytest.raises(ModelError, match="GPUs that are alike, not H100 and H200; name others with --devices"):
-        check_ranks(2, torch.device("cuda"), described, "llama")
+        check_ranks(two, torch.device("cuda"), described, "llama")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H100")
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: one < other)
     with pytest.raises(ModelError, match=r"GPUs 1 and 0 do not reach each other's memory .* give --replicas instead"):
-        check_ranks(2, torch.device("cuda"), described, "llama")
+        check_ranks(two, torch.device("cuda"), described, "llama")
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
-    check_ranks(2, torch.device("cuda"), described, "llama")
+    check_ranks(two, torch.device("cuda"), described, "llama")
     monkeypatch.setattr(devices, "features", lambda device: frozenset())
     with pytest.raises(ModelError, match=r"runs on CPUs and on NVIDIA's GPUs with all .*give --replicas instead"):
-        check_ranks(2, torch.device("cuda"), described, "llama")
+        check_ranks(two, torch.device("cuda"), described, "llama")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import (
+    AfmoeConfig,
     Cohere2MoeConfig,
     Dots1Config,
     Ernie4_5_MoeConfig,
@@ -18,6 +19,7 @@ from transformers import (
     GraniteMoeSWAConfig,
     HunYuanMoEV1Config,
     HYV3Config,
+    LagunaConfig,
     MellumConfig,
     MiniMaxM2Config,
     MixtralConfig,
@@ -25,6 +27,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    SarvamMoEConfig,
     SolarOpenConfig,
 )
 
@@ -86,6 +89,25 @@ MIXED: dict[str, PreTrainedConfig] = {
     "dots1": Dots1Config(**FOUR, **GROUPED, sliding_window=24, max_window_layers=2, first_k_dense_replace=1),
     "glm4_moe": Glm4MoeConfig(**COMMON, **GROUPED, first_k_dense_replace=1),
     "glm4_moe-normed": Glm4MoeConfig(**COMMON, **GROUPED, use_qk_norm=True, attention_bias=True),
+    "sarvam_moe": SarvamMoEConfig(**COMMON, **GROUPED, head_dim=16, first_k_dense_replace=1),
+    "sarvam_moe-plain": SarvamMoEConfig(
+        **COMMON, **GROUPED, head_dim=16, use_qk_norm=False, attention_bias=False, tie_word_embeddings=True
+    ),
+    "afmoe": AfmoeConfig(
+        **FOUR, **EXPERTS, head_dim=24, sliding_window=24, num_shared_experts=2, route_scale=1.7, mup_enabled=True
+    ),
+    "afmoe-mixed": AfmoeConfig(
+        **FOUR, **EXPERTS, head_dim=16, sliding_window=24, global_attn_every_n_layers=2, num_dense_layers=0
+    ),
+    "laguna": LagunaConfig(
+        **COMMON, **EXPERTS, head_dim=16, sliding_window=24, shared_expert_intermediate_size=48,
+        moe_routed_scaling_factor=1.7, layer_types=["full_attention", "sliding_attention", "full_attention"],
+    ),
+    "laguna-heads": LagunaConfig(
+        **FOUR, **EXPERTS, head_dim=16, sliding_window=24, shared_expert_intermediate_size=48, gating="per-element",
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        num_attention_heads_per_layer=[4, 6, 6, 4], mlp_layer_types=["dense", "sparse", "dense", "sparse"],
+    ),
     "mellum": MellumConfig(
         **COMMON, **EXPERTS, head_dim=24, sliding_window=24, mlp_layer_types=["dense", "sparse", "sparse"],
         layer_types=["full_attention", "full_attention", "sliding_attention"],

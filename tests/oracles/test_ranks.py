@@ -103,6 +103,20 @@ def test_every_family(name: str, cpu_pair: Callable[[str], Pair], ranked: Callab
     assert_close(Engine(runner).run(all_kinds()), Engine(pair.runner).run(all_kinds()), close)
 
 
+@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss-clamped"])
+def test_whole_experts(name: str, cpu_pair: Callable[[str], Pair], ranked: Callable[..., ModelRunner]) -> None:
+    """With a shared expert, and with biases and gates by turns: the same answers, and the same bytes in any batch."""
+    pair = cpu_pair(name)
+    runner = ranked(pair.folder, experts="whole")
+    assert runner.numerics == f"{pair.runner.numerics} tp2 whole experts"
+    together = Engine(runner).run(all_kinds())
+    assert_close(together, Engine(pair.runner).run(all_kinds()), CLOSE_MIXED)
+    alone = Engine(runner, token_budget=16).run(all_kinds()[:1])
+    assert alone.tokens["0"] == together.tokens["0"]
+    assert alone.logprobs["0"] == together.logprobs["0"]
+    assert alone.prompt_logprobs["0"] == together.prompt_logprobs["0"]
+
+
 def random_requests(count: int) -> list[AddRequest]:
     """Greedy, seeded, several samples, beams; many begin alike."""
     rng = random.Random(5)

@@ -71,7 +71,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     if options.deterministic and device.type == "cuda":
         check_uniform(device, config, described)
     if options.tensor_parallel > 1:
-        check_ranks(options.tensor_parallel, device, described, config.model_type)
+        check_ranks(options, device, described, config.model_type)
     check_heads(config.model_type, *heads_of(described, trial, dtype))
     factors = "" if original is None else "long" if is_long else "short"
     advice = "" if options.max_model_len else yarn_advice(config)
@@ -108,7 +108,8 @@ def heads_of(
     assert described is not None
     width, kept = described.head_dim, dtype_name(dtype)
     windows = [layer.attention.sliding_window for layer in described.layers]
-    return described.num_heads, [CacheSpec(described.num_kv_heads, width, width, kept, window) for window in windows]
+    heads = described.num_heads if described.has_even_heads else 0
+    return heads, [CacheSpec(described.num_kv_heads, width, width, kept, window) for window in windows]
 
 
 def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:

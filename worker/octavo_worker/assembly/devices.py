@@ -10,6 +10,7 @@ import torch
 from octavo_kernels import cuda, ops
 from octavo_kernels.features import Feature, features
 from octavo_worker.contract.cache import CacheSpec, common_shape
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import NEXT, ModelError, UnsupportedModel
@@ -63,18 +64,23 @@ def check_uniform(device: torch.device, config: ModelConfig, described: DecoderC
             f"--deterministic covers the models of octavo's own decoder on a GPU, not {config.model_type!r}; leave it "
             "off, or give --device cpu."
         )
+    if not described.has_even_heads:
+        raise UnsupportedModel(
+            f"--deterministic covers models whose layers have equal numbers of heads, not {config.model_type!r}; leave "
+            "it off, or give --device cpu."
+        )
 
 
-def check_ranks(ranks: int, device: torch.device, described: DecoderConfig | None, family: str) -> None:
-    """Raises `ModelError` if a model cannot be computed by so many ranks on this device."""
+def check_ranks(options: ModelOptions, device: torch.device, described: DecoderConfig | None, family: str) -> None:
+    """Raises `ModelError` if a model cannot be computed by the ranks of `options` on this device."""
     if described is None:
         raise UnsupportedModel(
             f"--tensor-parallel covers the models of octavo's own decoder, not {family!r}, which runs on its "
             "transformers code; leave it out."
         )
-    check_divisible(described, ranks)
+    check_divisible(described, options.tensor_parallel, options.experts)
     if device.type == "cuda":
-        check_gpus(ranks, device)
+        check_gpus(options.tensor_parallel, device)
 
 
 def check_gpus(ranks: int, device: torch.device) -> None:

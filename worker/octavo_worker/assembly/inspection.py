@@ -36,6 +36,7 @@ from octavo_worker.model.layers.quantised import form_of
 CACHED = 256 << 20
 """Bytes that the caches of a CPU may hold: what is smaller may be read faster than memory gives it."""
 
+EXPERTS = (EXPERTS_GATE_UP, EXPERTS_DOWN)
 GATED = (GATE_UP, EXPERTS_GATE_UP, SHARED_GATE_UP)
 
 CODES = {Codes.INT4: "int4", Codes.INT8: "int8", Codes.FP4: "fp4 (e2m1)", Codes.FP8: "fp8 (e4m3)"}
@@ -232,10 +233,11 @@ def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device) -
         for (kind, outline, routing), count in counted.items():
             if kind != name:
                 continue
-            gated = name in GATED
-            ways = [way_of(s.rows, s.depth, dtype, device, s.scheme, gated=gated) for s in outline.stretches]
+            gated, read = name in GATED, as_read(outline, name, device)
+            ways = [way_of(s.rows, s.depth, dtype, device, s.scheme, gated=gated) for s in read.stretches]
             form = "; ".join(describe(stretch, outline.dtype) for stretch in outline.stretches)
-            nbytes = count * outline.nbytes
+            form += "" if read == outline else f", copied in {describe(read.stretches[0], read.dtype)}"
+            nbytes = count * read.nbytes
             if routing is not None:
                 form += f"; {routing.chosen} of {routing.experts} experts" + f" by {routing.score}" * (name == ROUTER)
                 nbytes = nbytes if name == ROUTER else nbytes * routing.chosen // routing.experts
@@ -244,9 +246,17 @@ def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device) -
     return products
 
 
+def as_read(outline: Outline, name: str, device: torch.device) -> Outline:
+    """A product's weights as a step reads them: experts' codes are copied while they load on a GPU."""
+    if device.type != "cuda" or name not in EXPERTS or not outline.forms:
+        return outline
+    rows = sum(stretch.rows for stretch in outline.stretches)
+    return Outline((Stretch(rows, outline.stretches[0].depth, None),), outline.dtype)
+
+
 def _routing(product: str, block: Block) -> Routing | None:
     """The routing that says which part of a product's weights a token reads; None: all of them."""
-    if product not in (ROUTER, EXPERTS_GATE_UP, EXPERTS_DOWN) or not isinstance(block.mlp, ExpertMlp):
+    if product not in (ROUTER, *EXPERTS) or not isinstance(block.mlp, ExpertMlp):
         return None
     return block.mlp.mixture.router.routing
 

@@ -62,7 +62,7 @@ def _load(options: ModelOptions, chosen: Choices, member: Member | None) -> Caus
     rows = token_budget(options, device) + options.most_samples  # tokens, or rows to sample or score: some twice
     reader, held, group, split = Reader(source, dtype, device, products), described, None, None
     if member is not None:
-        group, shards = member.join(described, rows, dtype, device), Shards(described, member.rank)
+        group, shards = member.join(described, rows, dtype, device), Shards(described, member.rank, options.experts)
         held, split = shards.config, Split(shards, group)
     layers = build_layers(described, reader, form, split)
     decoder = Decoder(held, layers, rows, uniform=uniform, group=group)

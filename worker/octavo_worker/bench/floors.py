@@ -45,14 +45,15 @@ class Costs:
         biases are left out. Of a model on several ranks these are the costs of one, whose part `config` and
         `weight_bytes` are; what ranks exchange is left out, too."""
         hidden, layers = config.hidden_size, len(config.layers)
-        attention = hidden * (2 * config.q_size + 2 * config.kv_size)
+        heads = sum(layer.attention.heads or config.num_heads for layer in config.layers)
+        attention = hidden * (2 * heads * config.head_dim + layers * (2 * config.kv_size + config.gate_size))
         mlps = (3 if config.gated else 2) * hidden * sum(layer.mlp.columns for layer in config.layers)
         return cls(
-            layers=layers * attention + mlps,
+            layers=attention + mlps,
             head=hidden * len(vocabulary_of(config.vocab_size, Rank(0, ranks))),
             weight_bytes=weight_bytes,
             kv_bytes=2 * layers * config.kv_size * kv_itemsize,
-            pair_flops=4 * layers * config.q_size,
+            pair_flops=4 * heads * config.head_dim,
             experts=experts,
         )
 

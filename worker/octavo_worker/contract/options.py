@@ -24,6 +24,7 @@ EAGLE_HEAD = "eagle:"
 """Prefix of the name of an EAGLE-3 head of the model."""
 
 LongRope = Literal["auto", "short", "long"]
+ExpertsOfRanks = Literal["auto", "split", "whole"]
 OnlineQuantization = Literal["fp8", "int8", "int4"]
 
 
@@ -133,6 +134,13 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
             le=16,
         ),
     ] = 1
+    experts: Annotated[
+        ExpertsOfRanks,
+        Option(
+            "What ranks have of a mixture: `split`: a part of each expert; `whole`: some experts each; `auto`: these "
+            "where the columns of an expert do not divide by the ranks."
+        ),
+    ] = "auto"
     threads: Annotated[
         int | None,
         Option("CPU threads of the engine, or of each of its ranks; by default one a core, shared by all.", gt=0),

@@ -26,7 +26,8 @@ class CausalModel(Protocol):
     query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA
     graphs; None: only a trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were
     alone. `route`: the code that computes it, with its revision. `forms`: those of quantised weights, in words.
-    `factors`: those of LongRoPE, short or long; empty: it has none. `kept_bytes` are those of a token that it keeps
+    `factors`: those of LongRoPE, short or long; empty: it has none. `has_whole_experts`: each rank has some of the
+    experts, and not a part of all. `kept_bytes` are those of a token that it keeps
     beside keys and values. With a `group` heads are those of one of its ranks, and so are the tokens of `logits`.
     """
 
@@ -35,6 +36,7 @@ class CausalModel(Protocol):
     forms: frozenset[str]
     uniform: bool
     factors: str
+    has_whole_experts: bool
     kept_bytes: int
     num_heads: int
     dtype: torch.dtype

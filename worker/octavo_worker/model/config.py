@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -21,11 +21,21 @@ attention and MLP, which both read it."""
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """Attention of one layer, as far as layers may differ. `sliding_window` 0 is full attention; `rope` names one of
-    `ropes`; None: queries and keys are not rotated."""
+    `ropes`; None: queries and keys are not rotated. `heads` are those of queries; None: as many as the model says."""
 
     scale: float
     sliding_window: int = 0
     rope: str | None = None
+    heads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputGate:
+    """Factors of attention's output, `activation` of a product with the layer's input: one for each head, or for each
+    of its values."""
+
+    activation: Literal["sigmoid", "softplus"]
+    by_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,8 @@ class Temperature:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder-only transformer. Widths of MLPs belong to layers; heads are the same in all of them."""
+    """A decoder-only transformer. Widths of MLPs belong to layers, and so may query heads, of which `num_heads` are the
+    most; heads of keys and values are the same in all of them."""
 
     family: str
     names: Names
@@ -111,6 +122,7 @@ class DecoderConfig:
     interleaved: int = 0  # leading values of a head of which neighbours are rotated together; the stored order differs
     qkv_clip: float | None = None
     sinks: bool = False
+    output_gate: OutputGate | None = None
     temperature: Temperature | None = None
     position_offset: int | None = None  # learned positions: the table's row of position 0
     tied: bool = False
@@ -129,6 +141,22 @@ class DecoderConfig:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def gate_size(self) -> int:
+        """Columns of the gate of attention's output."""
+        if self.output_gate is None:
+            return 0
+        return self.num_heads if self.output_gate.by_head else self.q_size
+
+    @property
+    def has_even_heads(self) -> bool:
+        """True if all layers have as many query heads."""
+        return all(layer.attention.heads in (None, self.num_heads) for layer in self.layers)
+
+    def of_layer(self, layer: AttentionLayer) -> DecoderConfig:
+        """The config as that layer's attention sees it."""
+        return self if layer.heads is None else replace(self, num_heads=layer.heads)
 
     @property
     def widest_mlp(self) -> int:

@@ -82,12 +82,13 @@ class Decoder:
         self._blocks = layers.blocks
         self.uniform = uniform
         self.factors = ""
+        self.has_whole_experts = any(mixture.owned is not None for mixture in self.mixtures)
         self.forms = frozenset[str]().union(*(linear.forms for linear in layers.linears))
         self.reads_context = any(linear.reads_context for linear in layers.linears)
         self.dtype = layers.embed.dtype
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size
-        self.num_heads = config.num_heads
+        self.num_heads = config.num_heads if config.has_even_heads else 0
         self.cache = tuple(block.attention.kept(self.dtype) for block in layers.blocks)
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
+from octavo_worker.contract.options import ExpertsOfRanks
 from octavo_worker.model.checkpoint.formats.base import Held
-from octavo_worker.model.config import DecoderConfig, DenseMlp, MixtureMlp
+from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, MixtureMlp
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.ranks.rank import Rank, vocabulary_of
 
@@ -18,22 +19,29 @@ class Shards:
     """Where the parts of a rank begin and end in the whole matrices of a decoder. Raises `UnsupportedModel` for one
     that cannot be cut so."""
 
-    def __init__(self, config: DecoderConfig, rank: Rank) -> None:
-        check_divisible(config, rank.count)
+    def __init__(self, config: DecoderConfig, rank: Rank, experts: ExpertsOfRanks = "auto") -> None:
+        check_divisible(config, rank.count, experts)
         self.whole, self.rank = config, rank
+        self.has_whole_experts = are_whole(config, rank.count, experts)
         self._heads = rank.share(config.num_heads)
         self._kv_heads = _kv_heads(config.num_kv_heads, rank)
 
     @property
     def config(self) -> DecoderConfig:
         """The decoder as this rank computes it. Hidden states and the vocabulary are whole."""
-        layers = tuple(replace(layer, mlp=self._mlp(layer.mlp)) for layer in self.whole.layers)
+        layers = tuple(
+            replace(layer, attention=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
+            for layer in self.whole.layers
+        )
         return replace(self.whole, num_heads=len(self._heads), num_kv_heads=len(self._kv_heads), layers=layers)
 
+    def _attention(self, layer: AttentionLayer) -> AttentionLayer:
+        return layer if layer.heads is None else replace(layer, heads=len(self.rank.share(layer.heads)))
+
     def _mlp(self, mlp: DenseMlp | MixtureMlp) -> DenseMlp | MixtureMlp:
-        width = len(self.rank.share(mlp.width))
         if isinstance(mlp, DenseMlp):
-            return DenseMlp(width)
+            return DenseMlp(len(self.rank.share(mlp.width)))
+        width = mlp.width if self.has_whole_experts else len(self.rank.share(mlp.width))
         return replace(mlp, width=width, shared=len(self.rank.share(mlp.shared)))
 
     @property
@@ -50,6 +58,11 @@ class Shards:
     def out(self) -> Held:
         return Held([[range(self.whole.hidden_size)]], _scaled(self._heads, self.whole.head_dim))
 
+    def output_gate(self) -> Held:
+        """Rows of the gate of attention's output."""
+        width = self.whole.gate_size // self.whole.num_heads
+        return Held([[_scaled(self._heads, width)]], range(self.whole.hidden_size))
+
     def up(self, width: int, parts: int) -> Held:
         """Rows of the gate, if there is one, and of what it gates, of an MLP of that width, which are stored in so many
         matrices."""
@@ -65,6 +78,13 @@ class Shards:
     def down(self, width: int) -> Held:
         return Held([[range(self.whole.hidden_size)]], self.rank.share(width))
 
+    def experts(self, count: int) -> range:
+        """Experts of so many that this rank has: all, unless it has whole ones."""
+        if not self.has_whole_experts:
+            return range(count)
+        index, ranks = self.rank.index, self.rank.count
+        return range(count * index // ranks, count * (index + 1) // ranks)
+
     @property
     def heads(self) -> range:
         """Query heads."""
@@ -74,19 +94,29 @@ class Shards:
         return Held([[self.vocabulary]], range(self.whole.hidden_size))
 
 
-def check_divisible(config: DecoderConfig, ranks: int) -> None:
+def are_whole(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks) -> bool:
+    """True if each of so many ranks has some of the experts, and False if each has a part of all. Ranks that do not
+    divide the columns of an expert leave no choice."""
+    widths = {layer.mlp.width for layer in config.layers if isinstance(layer.mlp, MixtureMlp)}
+    return bool(widths) and (experts == "whole" or (experts == "auto" and any(width % ranks for width in widths)))
+
+
+def check_divisible(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks = "auto") -> None:
     """Checks that ranks can share the model. Raises `UnsupportedModel` with the reason."""
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    problems = []
-    if heads % ranks:
-        problems.append(f"{heads} attention heads")
+    kv_heads = config.num_kv_heads
+    all_heads = {config.num_heads, *(layer.attention.heads or config.num_heads for layer in config.layers)}
+    problems = [f"{heads} attention heads" for heads in sorted(all_heads) if heads % ranks]
     if kv_heads % ranks and ranks % kv_heads:
         problems.append(f"{kv_heads} heads of keys and values")
-    mlps = [layer.mlp for layer in config.layers]
-    shared = {mlp.shared for mlp in mlps if isinstance(mlp, MixtureMlp)}
-    problems += [
-        f"{width} columns of the MLP" for width in sorted({mlp.width for mlp in mlps} | shared) if width % ranks
-    ]
+    mixtures = [layer.mlp for layer in config.layers if isinstance(layer.mlp, MixtureMlp)]
+    widths = {layer.mlp.width for layer in config.layers if isinstance(layer.mlp, DenseMlp)}
+    widths |= {mlp.shared for mlp in mixtures}
+    if not are_whole(config, ranks, experts):
+        widths |= {mlp.width for mlp in mixtures}
+    else:
+        few = {mlp.routing.experts for mlp in mixtures if mlp.routing.experts < ranks}
+        problems += [f"{count} experts" for count in sorted(few)]
+    problems += [f"{width} columns of the MLP" for width in sorted(widths) if width % ranks]
     if not vocabulary_of(config.vocab_size, Rank(ranks - 1, ranks)):
         problems.append(f"a vocabulary of {config.vocab_size} tokens")
     if problems:

@@ -61,6 +61,7 @@ class TransformersModel:
     forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""
+    has_whole_experts = False
     kept_bytes = 0
     group: Group | None = None
 

@@ -69,6 +69,7 @@ class BaseRunner:
             uniform=model.uniform,
             factors=model.factors,
             ranks=1 if model.group is None else model.group.rank.count,
+            whole_experts=model.has_whole_experts,
         )
         self.rows = WholeRows(model.vocab_size) if model.group is None else SplitRows(model.group, model.vocab_size)
         model.bind(layer_caches(pools.blocks, self.layout), cache.block_size, max_model_len)

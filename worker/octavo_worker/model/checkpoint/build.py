@@ -19,6 +19,7 @@ from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.mixture import ExpertMlp
 from octavo_worker.model.layers.mlp import GatedMlp, Mlp, PlainMlp
 from octavo_worker.model.layers.norm import AddNorm, LayerNorm, Norm, RmsNorm
+from octavo_worker.model.layers.output_gate import AttentionGate
 from octavo_worker.model.layers.summed import Summed
 from octavo_worker.model.shards import Shards
 from octavo_worker.ranks.group import Group
@@ -96,10 +97,12 @@ class _Builder:
         )
 
     def _attention(self, at: str, layer: AttentionLayer) -> Attention:
-        c, names = self.config, self.names
+        c, names = self.config.of_layer(layer), self.names
+        shards = None if self.shards is None or c is self.config else Shards(c, self.shards.rank)
+        shards = shards or self.shards
         q, kv = c.q_size, c.kv_size
         rows = (q, kv, kv) if len(names.qkv) == 3 else (q + 2 * kv,)
-        held = self.shards and self.shards.qkv(len(names.qkv))
+        held = shards and shards.qkv(len(names.qkv))
         order = c.head_order if layer.rope is not None else None
         matrix = Matrix([at + name for name in names.qkv], rows, c.hidden_size, c.qkv_bias, names.transposed, held)
         if order is not None:
@@ -107,9 +110,15 @@ class _Builder:
         qkv = self.form.linear(matrix, self.reader)
         sizes = {"whole": (q, kv), "none": ()}.get(c.qk_norm, (c.head_dim, c.head_dim))
         norms = [self._vector(at + name, size) for name, size in zip((names.q_norm, names.k_norm), sizes, strict=False)]
-        out = self._last(at + names.out, q, c.out_bias, self.shards and self.shards.out())
-        weights = HeadWeights(norms, self._sinks(at + names.sinks) if c.sinks else None)
-        return Attention(c if self.shards is None else self.shards.config, layer, qkv, out, weights)
+        out = self._last(at + names.out, q, c.out_bias, shards and shards.out())
+        gate = None if c.output_gate is None else self._output_gate(at + names.output_gate, c, shards)
+        weights = HeadWeights(norms, self._sinks(at + names.sinks) if c.sinks else None, gate)
+        return Attention(c if shards is None else shards.config, layer, qkv, out, weights)
+
+    def _output_gate(self, name: str, c: DecoderConfig, shards: Shards | None) -> AttentionGate:
+        assert c.output_gate is not None
+        matrix = Matrix([name], [c.gate_size], c.hidden_size, held=shards and shards.output_gate())
+        return AttentionGate(self.form.linear(matrix, self.reader), c.output_gate.activation)
 
     def _sinks(self, name: str) -> Tensor:
         """Sinks of this rank's heads, in the type in which scores are computed."""

@@ -53,7 +53,10 @@ class MixtureReader:
         self.names = next((names for names in known if self.reader.source.under(at + names.router)), known[0])
         up = self._experts(at, mlp, self._up(at, mlp), self.config.hidden_size, is_up=True)
         down = self._experts(at, mlp, self._down(at, mlp), mlp.width, is_up=False)
-        if mlp.biased and not self._is_first:
+        owned = None
+        if self.shards is not None and self.shards.has_whole_experts:
+            owned = self.shards.experts(mlp.routing.experts)
+        elif mlp.biased and not self._is_first:
             down = without_bias(down)
         return Mixture(
             router=self._router(at, mlp),
@@ -61,6 +64,7 @@ class MixtureReader:
             down=down,
             gate=ExpertGate(self.config.gate, mlp.clamped),
             shared=self._shared(at, mlp) if mlp.shared else None,
+            owned=owned,
         )
 
     @property
@@ -70,64 +74,56 @@ class MixtureReader:
     def _up(self, at: str, mlp: MixtureMlp) -> Stored:
         names, width = self.names, mlp.width
         stacked = at + names.stacked[0]
-        if place := self._unstacked(at, mlp, stacked):
+        turned = self._is_turned(at, stacked, 2 * width, self.config.hidden_size)
+        if turned is not None:
             halves = (*range(0, 2 * width, 2), *range(1, 2 * width, 2)) if names.alternating else None
-            turned = self._is_turned(place, 2 * width, self.config.hidden_size)
             return Stored([f"{stacked}.{{}}"], [2 * width], halves, turned)
         return Stored([at + names.each + name for name in names.up], [width] * 2)
 
     def _down(self, at: str, mlp: MixtureMlp) -> Stored:
         stacked = at + self.names.stacked[1]
-        if place := self._unstacked(at, mlp, stacked):
-            turned = self._is_turned(place, self.config.hidden_size, mlp.width)
+        turned = self._is_turned(at, stacked, self.config.hidden_size, mlp.width)
+        if turned is not None:
             return Stored([f"{stacked}.{{}}"], [self.config.hidden_size], None, turned)
         return Stored([at + self.names.each + self.names.down], [self.config.hidden_size])
 
-    def _unstacked(self, at: str, mlp: MixtureMlp, name: str) -> Sequence[int]:
-        """The shape of an expert's stacked weight; empty: experts stand alone, or are drawn as if they did."""
+    def _is_turned(self, at: str, name: str, rows: int, depth: int) -> bool | None:
+        """True if an expert's stacked weight is stored `[depth, rows]`; codes never are. None: experts stand alone, or
+        are drawn as if they did."""
         if self.reader.source.under(f"{at}{self.names.each.format(0)}{self.names.down}"):
-            return ()
+            return None
         places = self.reader.source.unstack(name)
-        return places["weight"].shape if "weight" in places else ()
-
-    def _is_turned(self, shape: Sequence[int], rows: int, depth: int) -> bool:
-        if rows == depth:
-            return self.names.transposed
-        return tuple(shape) == (depth, rows)
+        if "weight" not in places:
+            return False if places.keys() & {"blocks", "scales"} else None
+        return self.names.transposed if rows == depth else places["weight"].shape == (depth, rows)
 
     def _experts(self, at: str, mlp: MixtureMlp, stored: Stored, depth: int, *, is_up: bool) -> Linear:
-        """The matrices of all experts, one below the other."""
+        """The matrices of all experts, or of those that this rank has, one below the other."""
         count = mlp.routing.experts
         names = [part.format(expert) for expert in range(count) for part in stored.parts]
         held, order = None, stored.order
+        owned = range(count) if self.shards is None else self.shards.experts(count)
         if self.shards is not None:
-            one = self.shards.down(mlp.width)
-            if is_up:
-                turns, parts = self.shards.alternating_up(mlp.width), len(stored.parts)
-                one = self.shards.up(mlp.width, parts) if order is None else turns
-            held = Held([list(ranges) for _ in range(count) for ranges in one.rows], one.depth)
+            one = self._held(mlp, stored, self.shards, is_up=is_up)
+            none = [[range(0)]] * len(one.rows)
+            ranges = [each for expert in range(count) for each in (one.rows if expert in owned else none)]
+            held = Held(ranges, one.depth)
             if order is not None:
                 rows = sum(map(len, one.rows[0]))
                 order = (*range(0, rows, 2), *range(1, rows, 2))
         orders = () if order is None else (order,) * count
         matrix = Matrix(names, list(stored.rows) * count, depth, mlp.biased, stored.transposed, held, orders)
         linear = self.form.linear(matrix, self.reader)
-        self._check(linear, names[0], sum(matrix.held_rows) // count)
-        return self._in_16_bits(linear, names[0]) if self.reader.device.type == "cuda" else linear
+        self._check(linear, names[0], sum(matrix.held_rows) // len(owned))
+        return in_16_bits(linear, names[0]) if self.reader.device.type == "cuda" else linear
 
-    def _in_16_bits(self, linear: Linear, name: str) -> Linear:
-        """For a GPU, whose kernels take no codes of experts."""
-        if isinstance(linear, Quantised):
-            coded = ops.takes_copy(linear.weight)
-            weight = ops.copy_of(linear.weight, linear.dtype) if coded else dequantise(linear.weight).to(linear.dtype)
-            linear = Dense(weight, linear.bias, linear.products, linear.forms)
-        assert isinstance(linear, Dense)
-        if linear.weight.shape[1] % UNIT:
-            raise UnsupportedModel(
-                f"{name} has {linear.weight.shape[1]} columns here, and kernels of experts on a GPU take multiples of "
-                f"{UNIT}; give fewer ranks (--tensor-parallel), or --device cpu."
-            )
-        return linear
+    def _held(self, mlp: MixtureMlp, stored: Stored, shards: Shards, *, is_up: bool) -> Held:
+        """A rank's share of an expert that it has."""
+        if shards.has_whole_experts:
+            return Held([[range(rows)] for rows in stored.rows], range(self.config.hidden_size if is_up else mlp.width))
+        if not is_up:
+            return shards.down(mlp.width)
+        return shards.up(mlp.width, len(stored.parts)) if stored.order is None else shards.alternating_up(mlp.width)
 
     def _check(self, linear: Linear, name: str, rows: int) -> None:
         if linear.is_mixed:
@@ -138,7 +134,7 @@ class MixtureReader:
         if linear.forms and rows % PANEL:
             raise UnsupportedModel(
                 f"{name} is quantised, and {rows} rows of an expert here are not whole panels of {PANEL}; give the "
-                "checkpoint in 16 bits without --quantization, or fewer ranks (--tensor-parallel)."
+                "checkpoint in 16 bits without --quantization, --experts whole, or fewer ranks (--tensor-parallel)."
             )
 
     def _router(self, at: str, mlp: MixtureMlp) -> Router:
@@ -194,3 +190,19 @@ class MixtureReader:
 def without_bias(linear: Linear) -> Linear:
     """A last product of a rank other than the first: the sum over ranks has its bias once."""
     return replace(linear, bias=None) if isinstance(linear, Dense | Quantised) else linear
+
+
+def in_16_bits(linear: Linear, name: str) -> Dense:
+    """Experts' matrices for a GPU, whose kernels take no codes; `name` is that of the first. Raises
+    `UnsupportedModel`."""
+    if isinstance(linear, Quantised):
+        coded = ops.takes_copy(linear.weight)
+        weight = ops.copy_of(linear.weight, linear.dtype) if coded else dequantise(linear.weight).to(linear.dtype)
+        linear = Dense(weight, linear.bias, linear.products, linear.forms)
+    assert isinstance(linear, Dense)
+    if linear.weight.shape[1] % UNIT:
+        raise UnsupportedModel(
+            f"{name} has {linear.weight.shape[1]} columns here, and kernels of experts on a GPU take multiples of "
+            f"{UNIT}; give --experts whole, fewer ranks (--tensor-parallel), or --device cpu."
+        )
+    return linear

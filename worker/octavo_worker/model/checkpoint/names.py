@@ -45,6 +45,7 @@ class Names:
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"  # the whole name
+    output_gate: str = "self_attn.gate_proj"
     out: str = "self_attn.o_proj"
     post_attn_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 PIECE = 1024  # rows of a random matrix that are drawn at a time
 
+STACKED = {"weight": "", "bias": "_bias", "blocks": "_blocks", "scales": "_scales"}
+"""Tensors of a matrix, and what follows its name where all experts' are stacked in one."""
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".output_scale", ".output_zero_point")
 """Endings of what some checkpoints store for keys and values, and for the queries they meet."""
 
@@ -64,8 +66,9 @@ class WeightSource(Protocol):
         ...
 
     def unstack(self, name: str) -> Mapping[str, Place]:
-        """Makes stacked tensors of a name, `name`, `name_bias` and `name.*`, into `name.0.weight`, `name.0.bias` and so
-        on, each a matrix of its own. The first of these by their endings; empty if there is none."""
+        """Makes stacked tensors of a name, `name`, `name.*`, `name_bias` and others of `STACKED`, into `name.0.weight`,
+        `name.0.bias` and so on, each of a matrix of its own. The first of these by their endings; empty if there is
+        none."""
         ...
 
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
@@ -148,7 +151,7 @@ class Checkpoint:
 
     def unstack(self, name: str) -> Mapping[str, Place]:
         parts = {ending: f"{name}.{ending}" for ending in self.under(name)}
-        parts |= {end: whole for end, whole in (("weight", name), ("bias", f"{name}_bias")) if whole in self.places}
+        parts |= {end: f"{name}{tail}" for end, tail in STACKED.items() if f"{name}{tail}" in self.places}
         for ending, whole in parts.items():
             place = self.places[whole]
             count, *shape = place.shape

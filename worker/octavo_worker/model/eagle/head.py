@@ -47,6 +47,7 @@ class EagleHead:
     forms: frozenset[str] = frozenset()
     uniform = False
     factors = ""
+    has_whole_experts = False
 
     def __init__(self, config: DecoderConfig, layers: HeadLayers, features: Features, tokens: int) -> None:
         """`config` is that of its one layer. Passes have up to `tokens` tokens."""

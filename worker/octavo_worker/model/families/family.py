@@ -42,8 +42,17 @@ def rotates_partly(config: ModelConfig, max_model_len: int | None) -> Rotation:
 
 def rotates_by_kind(config: ModelConfig, max_model_len: int | None) -> Rotation:
     """Layers of each kind have frequencies of their own."""
+    return _by_kind(config, max_model_len, partly=False)
+
+
+def rotates_partly_by_kind(config: ModelConfig, max_model_len: int | None) -> Rotation:
+    """Layers of each kind rotate a part of their own of each head."""
+    return _by_kind(config, max_model_len, partly=True)
+
+
+def _by_kind(config: ModelConfig, max_model_len: int | None, *, partly: bool) -> Rotation:
     kinds = config.layer_types
-    return {kind: rope_of(config, max_model_len, kind) for kind in sorted(set(kinds))}, kinds
+    return {kind: rope_of(config, max_model_len, kind, partly=partly) for kind in sorted(set(kinds))}, kinds
 
 
 def rotates_nowhere(config: ModelConfig, max_model_len: int | None) -> Rotation:
@@ -77,9 +86,9 @@ class Family:
     """Differences of a family from Llama: RMS norms before both sublayers, rotary embeddings, a gated MLP.
 
     `fields` are values of its `DecoderConfig`, `differences` those that its config states in fields of its own; among
-    them `scale` or `scales` (of each layer's scores). A window counts only if the family `slides`, whatever its
-    files say. A config that is not `as_described` takes the transformers route. `stated`: what makes a config.json
-    readable without transformers; None: nothing does.
+    them `scale` or `scales` (of each layer's scores), and `heads` (of each layer). A window counts only if the family
+    `slides`, whatever its files say. A config that is not `as_described` takes the transformers route. `stated`: what
+    makes a config.json readable without transformers; None: nothing does.
     """
 
     names: Names = LLAMA
@@ -104,7 +113,8 @@ class Family:
         scales = differences.pop("scales", [scale] * config.num_hidden_layers)
         norms = differences.pop("norms", self.norms)
         ropes, rotated = self.rotation(config, max_model_len)
-        attentions = [AttentionLayer(*each) for each in zip(scales, self._windows(config), rotated, strict=True)]
+        heads = differences.pop("heads", [None] * config.num_hidden_layers)
+        attentions = [AttentionLayer(*each) for each in zip(scales, self._windows(config), rotated, heads, strict=True)]
         mlps = self.mlps(config) if self.mlps else [DenseMlp(self.width(config))] * config.num_hidden_layers
         layers = [Layer(*each, norms) for each in zip(attentions, mlps, strict=True)]
         bias = getattr(config, "attention_bias", False)

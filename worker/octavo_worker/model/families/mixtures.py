@@ -6,15 +6,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from octavo_kernels.ops import Routing
-from octavo_worker.model.checkpoint.names import ExpertNames, Names
-from octavo_worker.model.config import DenseMlp, MixtureMlp
+from octavo_worker.model.checkpoint.names import Names
+from octavo_worker.model.config import DenseMlp, MixtureMlp, OutputGate
 from octavo_worker.model.config_file import ModelConfig
+from octavo_worker.model.families.expert_names import (
+    AFMOE,
+    ERNIE,
+    ERNIE_RENAMED,
+    GPT_OSS,
+    GRANITE,
+    GRANITE_RENAMED,
+    HUNYUAN_EXPERTS,
+    HY,
+    HY_RENAMED,
+    LAGUNA,
+    MIXTRAL,
+    QWEN2,
+    RENAMED,
+    SARVAM,
+)
 from octavo_worker.model.families.family import (
     Differences,
     Family,
     Mlps,
     rotates_by_kind,
     rotates_partly,
+    rotates_partly_by_kind,
     rotates_where,
 )
 from octavo_worker.model.families.kin import multiplied, rotates_by_base
@@ -25,42 +42,6 @@ from octavo_worker.model.families.llama import (
     own_qkv_bias,
     slides_if_rotated,
 )
-
-RENAMED = ExpertNames()
-"""As transformers calls them inside."""
-QWEN2 = replace(
-    RENAMED,
-    shared_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-    shared_down="mlp.shared_expert.down_proj",
-)
-MIXTRAL = ExpertNames(
-    router="block_sparse_moe.gate",
-    correction="block_sparse_moe.e_score_correction_bias",
-    each="block_sparse_moe.experts.{}.",
-    up=("w1", "w3"),
-    down="w2",
-)
-GRANITE = ExpertNames(
-    router="block_sparse_moe.router.layer",
-    stacked=("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
-    shared_up=("shared_mlp.input_linear",),
-    shared_down="shared_mlp.output_linear",
-)
-GRANITE_RENAMED = replace(
-    GRANITE,
-    router="block_sparse_moe.router",
-    stacked=("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
-)
-HUNYUAN_EXPERTS = ExpertNames(
-    router="mlp.gate.wg",
-    shared_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
-    shared_down="mlp.shared_mlp.down_proj",
-)
-HY = replace(HUNYUAN_EXPERTS, router="mlp.router.gate", correction="mlp.expert_bias")
-HY_RENAMED = replace(RENAMED, correction="mlp.e_score_correction_bias")
-ERNIE = replace(RENAMED, correction="mlp.moe_statics.e_score_correction_bias")
-ERNIE_RENAMED = replace(RENAMED, correction="mlp.gate.moe_statics.e_score_correction_bias")
-GPT_OSS = replace(RENAMED, router="mlp.router", transposed=True, alternating=True)
 
 
 def mixed(
@@ -194,6 +175,39 @@ def _hy(config: ModelConfig) -> MixtureMlp:
     return _grouped(config, config.num_experts, config.num_shared_experts, config.router_scaling_factor)
 
 
+def _afmoe(config: ModelConfig) -> MixtureMlp:
+    return _grouped(config, config.num_experts, config.num_shared_experts, config.route_scale)
+
+
+def _slides(config: ModelConfig, layer: int) -> bool:
+    return bool(config.layer_types[layer] == "sliding_attention")
+
+
+def _follows_first(config: ModelConfig, layer: int) -> bool:
+    return bool(layer >= config.num_dense_layers)
+
+
+def _afmoe_values(config: ModelConfig) -> Differences:
+    return {"embedding_multiplier": config.hidden_size**0.5 if config.mup_enabled else 1.0}
+
+
+def _laguna(config: ModelConfig) -> MixtureMlp:
+    scale = config.moe_routed_scaling_factor
+    routing = Routing(config.num_experts, config.num_experts_per_tok, "sigmoid", normalised=True, scale=scale)
+    return MixtureMlp(config.moe_intermediate_size, routing, config.shared_expert_intermediate_size, corrected=True)
+
+
+def _laguna_values(config: ModelConfig) -> Differences:
+    heads = list(config.num_attention_heads_per_layer)
+    gate = OutputGate("softplus", by_head=config.gating in (True, "per-head"))
+    return {"heads": heads, "num_heads": max(heads), "output_gate": gate}
+
+
+def _is_not_capped(config: ModelConfig) -> bool:
+    """The router's logits."""
+    return not config.moe_router_logit_softcapping
+
+
 def _glm(config: ModelConfig) -> Differences:
     """Layers behind the last one guess tokens."""
     return {"out_bias": False, "mlp_bias": False, "qk_norm": _glm_norm(config), **_extra_layers(config)}
@@ -295,6 +309,42 @@ MIXTURES: dict[str, Family] = {
         rotation=rotates_partly,
         mlps=mixed(_deepseek, _follows_dense),
         fields={"out_bias": False, "mlp_bias": False},
+    ),
+    "sarvam_moe": Family(
+        names=Names(
+            embed="word_embeddings",
+            qkv=("attention.query_key_value",),
+            q_norm="attention.query_layernorm",
+            k_norm="attention.key_layernorm",
+            out="attention.dense",
+            experts=(SARVAM,),
+        ),
+        rotation=rotates_partly,
+        mlps=mixed(_deepseek, _follows_dense),
+        differences=_glm,
+    ),
+    "afmoe": Family(
+        names=Names(
+            post_attn_norm="post_attention_layernorm",
+            mlp_norm="pre_mlp_layernorm",
+            post_mlp_norm="post_mlp_layernorm",
+            experts=(AFMOE,),
+        ),
+        norms="both",
+        slides=True,
+        rotation=rotates_where(_slides),
+        mlps=mixed(_afmoe, _follows_first),
+        fields={**HEAD_NORMS, "output_gate": OutputGate("sigmoid")},
+        differences=_afmoe_values,
+    ),
+    "laguna": Family(
+        names=Names(output_gate="self_attn.g_proj", experts=(LAGUNA,)),
+        slides=True,
+        rotation=rotates_partly_by_kind,
+        mlps=mixed(_laguna, _is_listed),
+        fields=HEAD_NORMS,
+        differences=_laguna_values,
+        as_described=_is_not_capped,
     ),
     "mellum": Family(
         slides=True,

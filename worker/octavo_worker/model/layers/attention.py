@@ -16,6 +16,7 @@ from octavo_worker.model.config import AttentionLayer, DecoderConfig
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
+from octavo_worker.model.layers.output_gate import AttentionGate
 from octavo_worker.model.transfer import dtype_name
 
 
@@ -53,11 +54,12 @@ class Reading(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """Weights that attention has beside its products: of the norms of queries and of keys, and a score for each head
-    that no token has."""
+    """Weights that attention has beside its two products: of the norms of queries and of keys, a score for each head
+    that no token has, and a gate of its output."""
 
     norms: Sequence[Tensor] = ()
     sinks: Tensor | None = None
+    gate: AttentionGate | None = None
 
 
 class Attention:
@@ -67,10 +69,11 @@ class Attention:
     def __init__(
         self, config: DecoderConfig, layer: AttentionLayer, qkv: Linear, out: Linear, weights: HeadWeights | None = None
     ) -> None:
-        """`qkv` has the rows of all query heads, then of all key heads, then of all value heads."""
+        """`qkv` has the rows of all query heads, then of all key heads, then of all value heads; `config` is as this
+        layer sees it."""
         weights = weights or HeadWeights()
         self.config, self.layer = config, layer
-        self.qkv, self.out, self.sinks = qkv, out, weights.sinks
+        self.qkv, self.out, self.sinks, self.gate = qkv, out, weights.sinks, weights.gate
         q_norm, k_norm, self.rotated_weight = _head_norms(config, weights.norms)
         self.norms = HeadNorms(q_norm=q_norm, k_norm=k_norm, eps=config.norm_eps, norm_offset=config.norm_offset)
         whole = weights.norms if config.qk_norm == "whole" else ()  # over all heads together, as in OLMo 2
@@ -88,7 +91,7 @@ class Attention:
     @property
     def kind(self) -> Hashable:
         """Equal to that of a layer whose steps take the same kernels."""
-        return *self.reading.values(), self.layer.rope
+        return *self.reading.values(), self.layer.rope, self.config.num_heads
 
     def bind(self, cache: Tensor, block_size: int, tables: Tables) -> None:
         self.cache = cache
@@ -98,10 +101,20 @@ class Attention:
 
     def products(self) -> Mapping[str, Linear]:
         """By name, in the order in which a step takes them."""
-        return {"qkv": self.qkv, "out": self.out}
+        gate = {} if self.gate is None else {"gate": self.gate.product}
+        return {"qkv": self.qkv, **gate, "out": self.out}
 
     def attend(self, x: Input, b: Buffers, batch: Batch) -> None:
-        """Attention into `b.attended`."""
+        """Attention into `b.attended`, gated where there is a gate."""
+        if self.gate is None:
+            self._attend(x, b, batch)
+            return
+        rows = x.materialise()
+        factors = self.gate.factors(rows)
+        self._attend(Input(rows, context=x.context), b, batch)
+        self.gate.apply(factors, b.attended)
+
+    def _attend(self, x: Input, b: Buffers, batch: Batch) -> None:
         self.qkv.apply(x, b.qkv)
         self._adjust(b, batch)
         written = (b.qkv, b.q, self.cache, batch.slots, batch.positions, self.cos_sin)

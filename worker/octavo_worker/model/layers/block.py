@@ -34,12 +34,14 @@ class Block:
 
     def forward(self, x: Input, b: Buffers, batch: Batch) -> Input:
         """The next block's input."""
+        b = b.of_heads(self.attention.config.num_heads)
         self.attention.attend(x, b, batch)
         return self._after_attention(b)
 
     def forward_some(self, x: Input, b: Buffers, batch: Batch, rows: Tensor, chosen: Buffers) -> Input:
         """Output of `rows[R]` (int64) alone, in `chosen`, which has as many rows: of a last block the others are not
         read, so that they stop after the attention."""
+        b = b.of_heads(self.attention.config.num_heads)
         self.attention.attend(x, b, batch)
         return self._after_attention(b.select(rows, chosen))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from octavo_worker.model.config import DecoderConfig
 @dataclass(slots=True)
 class Buffers:
     """One row a token. Every layer overwrites all of it but `hidden`. `up` and `activated` have room for the widest
-    MLP: `narrowed` is what another takes."""
+    MLP: `narrowed` is what another takes; `q`, `qkv` and `attended` for the most heads: see `of_heads`."""
 
     hidden: Tensor  # the residual stream
     normed: Tensor
@@ -51,6 +51,16 @@ class Buffers:
         """As many rows of so many columns, without gaps, in the same memory."""
         rows, most = buffer.shape
         return buffer if columns == most else buffer.view(-1)[: rows * columns].view(rows, columns)
+
+    def of_heads(self, heads: int) -> Buffers:
+        """Buffers of a layer with so many query heads, in the same memory."""
+        rows, most, width = self.q.shape
+        if heads == most:
+            return self
+        qkv = self.narrowed(self.qkv, self.qkv.shape[1] - (most - heads) * width)
+        q, attended = (self.narrowed(each.flatten(1), heads * width) for each in (self.q, self.attended))
+        shape = (rows, heads, width)
+        return replace(self, qkv=qkv, q=q.view(shape), attended=attended.view(shape))
 
     def select(self, rows: Tensor, chosen: Buffers) -> Buffers:
         """`chosen`, which has as many rows, with the hidden states and attention outputs of `rows`."""

@@ -71,14 +71,16 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture(Linear):
-    """From hidden states to hidden states: `up` and `down` have the matrices of all experts, one below the other. The
-    sum over a row's experts is in float32, in their order, whatever other rows take."""
+    """From hidden states to hidden states: `up` and `down` have the matrices of all experts, one below the other, or of
+    those that this rank has `owned`. The sum over a row's experts is in float32, in their order, whatever other rows
+    take."""
 
     router: Router
     up: Linear
     down: Linear
     gate: ExpertGate
     shared: SharedExpert | None = None
+    owned: range | None = None
 
     def products(self) -> Mapping[str, Linear]:
         """By name, in the order in which a step takes them."""
@@ -100,20 +102,34 @@ class Mixture(Linear):
         """Bytes of what the experts make of so many rows, on a GPU."""
         up, down, routing = self.up.experts().weight, self.down.experts().weight, self.router.routing
         columns = len(up) // 2 + len(down)
-        return rows * routing.chosen * (columns // routing.experts) * up.itemsize
+        count = routing.experts if self.owned is None else len(self.owned)
+        return rows * routing.chosen * (columns // count) * up.itemsize
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         if x.rows.is_cuda:
             return self._apply_on_gpu(x, x.rows.new_empty(x.rows.shape) if out is None else out, residual)
         rows = x.materialise()
         taken = self.router.choose(rows)
-        activated = self.gate.apply(self.up.grouped(rows.index_select(0, taken.sources), taken.starts))
-        parts = self.down.grouped(activated, taken.starts)
+        parts = self._products(rows, taken) if self.owned is None else self._own_products(rows, taken, self.owned)
         shared, gates = self._shared(rows)
         return ops.combine(
             parts, taken, rows.new_empty(rows.shape) if out is None else out, shared=shared, gates=gates,
             residual=residual,
         )  # fmt: skip
+
+    def _products(self, rows: Tensor, taken: Assignments) -> Tensor:
+        """By place."""
+        activated = self.gate.apply(self.up.grouped(rows.index_select(0, taken.sources), taken.starts))
+        return self.down.grouped(activated, taken.starts)
+
+    def _own_products(self, rows: Tensor, taken: Assignments, owned: range) -> Tensor:
+        """By place; zeros for the other ranks' experts."""
+        starts = taken.starts[owned.start : owned.stop + 1]
+        first, last = starts[0].item(), starts[-1].item()
+        own = self._products(rows, taken._replace(sources=taken.sources[first:last], starts=starts - first))
+        parts = own.new_zeros(len(taken.sources), own.shape[1])
+        parts[first:last] = own
+        return parts
 
     def _apply_on_gpu(self, x: Input, out: Tensor, residual: Tensor | None) -> Tensor:
         """Three launches of a few rows, five of more."""
@@ -121,9 +137,10 @@ class Mixture(Linear):
             return out
         routed = self.router.route(x, None if self.shared is None else self.shared.gate)
         shared = None if self.shared is None else self._shared_output(routed.rows)
-        inner = ops.experts_up(routed.rows, self.up.experts(), routed.taken, self.gate.activation, self.gate.clamped)
+        taken = routed.taken if self.owned is None else assigned_to(self.owned, routed.taken)
+        inner = ops.experts_up(routed.rows, self.up.experts(), taken, self.gate.activation, self.gate.clamped)
         return ops.experts_down(
-            inner, self.down.experts(), routed.taken, out, shared=shared, gates=routed.gates, residual=residual
+            inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual
         )
 
     def _shared(self, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -138,6 +155,14 @@ class Mixture(Linear):
     def _shared_output(self, rows: Tensor) -> Tensor:
         assert self.shared is not None
         return self.shared.down.apply(Input(ops.act_and_mul(self.shared.up.apply(Input(rows)), self.gate.activation)))
+
+
+def assigned_to(some: range, taken: Assignments) -> Assignments:
+    """Assignments to `some` of the experts, for a GPU's kernels with these experts' matrices: all others have the place
+    -1. Nothing waits for the device."""
+    starts = taken.starts[some.start : some.stop + 1]
+    elsewhere = (taken.places < starts[0]) | (taken.places >= starts[-1])
+    return taken._replace(places=taken.places.masked_fill(elsewhere, -1), starts=starts)
 
 
 @dataclass(frozen=True, slots=True)

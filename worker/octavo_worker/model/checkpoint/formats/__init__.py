@@ -17,6 +17,7 @@ from octavo_worker.model.checkpoint.formats.fbgemm import Fbgemm
 from octavo_worker.model.checkpoint.formats.fp8 import Fp8
 from octavo_worker.model.checkpoint.formats.gptq import Gptq
 from octavo_worker.model.checkpoint.formats.modelopt import ModelOpt
+from octavo_worker.model.checkpoint.formats.mxfp4 import Mxfp4
 from octavo_worker.model.checkpoint.formats.online import OnlineFormat
 from octavo_worker.model.checkpoint.formats.quark import Quark
 from octavo_worker.model.checkpoint.formats.stated import stated_quantisation
@@ -33,6 +34,7 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
     "fp8": Fp8.stated,
     "fbgemm_fp8": Fbgemm.stated,
     "modelopt": ModelOpt.stated,
+    "mxfp4": Mxfp4.stated,
     "quark": Quark.stated,
     "auto-round": autoround,
 }
@@ -41,7 +43,6 @@ NAMES = {"modelopt_fp8": "modelopt", "modelopt_fp4": "modelopt", "intel/auto-rou
 ELSEWHERE = {
     "bitsandbytes": "quantises while it loads: give the checkpoint in 16 bits that it was made from",
     "gguf": "is llama.cpp's: give the safetensors checkpoint that it was made from",
-    "mxfp4": "quantises the experts of a mixture, which runs on its transformers code: give the checkpoint in 16 bits",
 }
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.products.weights import Codes, QuantisedWeight, Scheme
-from octavo_worker.model.checkpoint.formats.base import Matrix, Reader
+from octavo_worker.model.checkpoint.formats.base import Held, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.cuts import cut_weight, in_order, tensor_cuts
 from octavo_worker.model.checkpoint.formats.dense import DenseFormat
 from octavo_worker.model.checkpoint.header import KINDS, Place
@@ -22,6 +22,7 @@ from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.parts import Parts
 from octavo_worker.model.layers.quantised import Quantised
 
+T = TypeVar("T")
 SCALES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD = "lm_head"
 """The only matrix outside the layers: most methods leave it as it is."""
@@ -93,6 +94,7 @@ class QuantisedFormat:
         self.method = method
 
     def linear(self, matrix: Matrix, reader: Reader) -> Linear:
+        matrix = _held_parts(matrix, reader)
         pairs = zip(matrix.names, matrix.rows, strict=True)
         parts = [Part(name, rows, matrix.depth, reader.source.under(name)) for name, rows in pairs]
         forms = [self.method.stored(part) for part in parts]
@@ -119,6 +121,23 @@ class QuantisedFormat:
         cuts = tensor_cuts({ending: (places[ending], form.wanted[ending].axes) for ending in places}, cut)
         own = None if cuts is None else self.method.stored(cut_part(part, cut))
         return Taken(part, form, places, left=cut) if cuts is None or own is None else Taken(part, own, places, cuts)
+
+
+def _held_parts(matrix: Matrix, reader: Reader) -> Matrix:
+    """The matrix without parts of which a rank has no row."""
+    if all(matrix.held_rows):
+        return matrix
+    assert matrix.held is not None
+    for name, rows in zip(matrix.names, matrix.held_rows, strict=True):
+        for ending in () if rows else reader.source.under(name):
+            reader.source.skip(f"{name}.{ending}")
+
+    def kept(parts: Sequence[T]) -> list[T]:
+        return [part for part, rows in zip(parts, matrix.held_rows, strict=True) if rows]
+
+    held = Held(kept(matrix.held.rows), matrix.held.depth)
+    orders = kept(matrix.orders) if matrix.orders else ()
+    return replace(matrix, names=kept(matrix.names), rows=kept(matrix.rows), held=held, orders=orders)
 
 
 def check_shape(matrix: Matrix) -> None:
