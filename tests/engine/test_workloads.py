@@ -82,6 +82,7 @@ def test_nothing_is_too_long_for_a_pool_much_smaller_than_the_context(memory):
 MODES = [(mode, device) for device in (FakeRunner, DelayedRunner) for mode in ("none", "recompute", "swap", "mixed")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("mode", "device"), [MODES[-1], *only_full(MODES[:-1])])
 def test_500_requests_get_the_tokens_of_no_paging(mode, device):
     """Greedy or seeded, parallel samples and beams: with a large pool, and with each way of preemption; one step after

@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 from cli_driver import Up
 from waiting import STALL_S
 
@@ -28,6 +29,7 @@ def run(up: Up, *command: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_one_job_in_every_dialect(up: Up) -> None:
     create, events, token, log, live, chat, resume = blocks("streams.md", "sh")
     of_job = {"ID": run(up, "sh", "-c", f'{create}\necho "$ID"').strip()}

@@ -153,7 +153,7 @@ def reference() -> Reference:
     return Reference.of(ModelOptions(model=str(model_folder("demo")), device="cpu"), None, 1024, 128)
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "most"), [("fp8", 1e-3), ("int8", 1e-3), ("int4", 1e-2)])
 def test_little_is_lost(kind: OnlineQuantization, most: float, reference: Reference) -> None:
     options = ModelOptions(model=str(model_folder("demo")), device="cpu", quantization=kind)

@@ -98,7 +98,7 @@ def test_a_draft_that_is_the_target_is_always_right(
         assert drafted.stats.accepted_tokens == drafted.stats.drafted_tokens
 
 
-@pytest.mark.full(but=3)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("kind", SMALLER)
 def test_a_smaller_draft_changes_nothing(kind: str, memory: str) -> None:

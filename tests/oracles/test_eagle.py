@@ -109,7 +109,7 @@ def test_in_16_bits_two_tokens_may_change_places_in_the_head(tmp_path: Path) -> 
     assert drafted.stats.accepted_tokens > 0.9 * drafted.stats.drafted_tokens > 150
 
 
-@pytest.mark.full(but=4)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_that_knows_nothing_changes_nothing(

@@ -49,7 +49,7 @@ def teacher_forced(pair: Pair, prompt: list[int], output: list[int]) -> list[int
     return logits.argmax(-1).tolist()
 
 
-@pytest.mark.full(but=16)
+@pytest.mark.full(but=6)
 @pytest.mark.parametrize("name", ALL)
 def test_batch(name: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]) -> None:
     expected = [teacher_forced(pair(name), p, o) for p, o in zip(prompts(), batched(name), strict=True)]
@@ -98,7 +98,7 @@ def test_preemption(name: str, pair: Callable[[str], Pair], batched: Callable[[s
     assert [answers.tokens[str(i)][0] for i in chosen] == [batched(name)[i] for i in chosen]
 
 
-@pytest.mark.full(but=3)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
 def test_preemption_at_any_length(

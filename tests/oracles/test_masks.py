@@ -107,7 +107,7 @@ def test_texts_obey_and_neighbours_are_byte_identical(runner: ModelRunner) -> No
         assert together.logprobs[asked.id] == alone.logprobs[asked.id]
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 def test_alone_in_a_batch_and_without_running_ahead(runner: ModelRunner) -> None:
     together = Engine(runner).run(bound())
     for asked in bound():

@@ -56,7 +56,7 @@ def roomy(pair: Callable[[str], Pair]) -> Answers:
     return answers
 
 
-@pytest.mark.full(but=2)
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("mode", ["recompute", "swap", "mixed"])
 def test_preemption_changes_no_token(mode: str, pair: Callable[[str], Pair], roomy: Answers) -> None:
     policy = MixedPolicy() if mode == "mixed" else PreemptionPolicy(mode)

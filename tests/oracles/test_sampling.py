@@ -37,6 +37,7 @@ def alone(pair: Pair, i: int) -> list[int]:
     return Engine(pair.runner).run([seeded(i)]).tokens[str(i)][0]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("name", ROUTES)
 def test_the_batch_does_not_change_samples(name: str, pair: Callable[[str], Pair]) -> None:
     together = Engine(pair(name).runner).run([seeded(i) for i in range(12)])

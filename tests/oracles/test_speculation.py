@@ -133,7 +133,7 @@ def test_any_drafter_gives_the_same_answers(
         assert_same(drafted, answers)
 
 
-@pytest.mark.full(but=7)
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_in_every_memory(

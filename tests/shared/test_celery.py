@@ -223,6 +223,7 @@ def test_a_task_that_expires_cancels_its_job(running: Any, client: Client) -> No
         task.get(timeout=STALL_S)
 
 
+@pytest.mark.full
 def test_a_chord_outlives_its_celery_worker(app: ModuleType, generate: Any, client: Client, doomed: Any) -> None:
     """Whatever that had in its hands: here jobs that run and messages that it had fetched."""
     worker = doomed()
@@ -244,6 +245,7 @@ def test_a_message_that_is_lost_is_sent_again(generate: Any, broker: redis.Redis
     assert task.get(timeout=STALL_S)["token_ids"] == reference("lost", 5, 2)
 
 
+@pytest.mark.full
 def test_a_wake_up_that_is_lost_is_sent_again(running: Any, client: Client, broker: redis.Redis, doomed: Any) -> None:
     worker = doomed()
     task, job_id = running(queue="doomed")
@@ -325,6 +327,7 @@ def test_a_task_ends_whatever_exchange_it_goes_through(
     assert result.get(timeout=STALL_S)["token_ids"] == reference(prompt, 1, 20)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("lost", ["to nowhere", "by a sender that keeps nothing"])
 def test_a_task_for_a_topic_is_sent_again(
     app: ModuleType, generate: Any, monkeypatch: pytest.MonkeyPatch, lost: str

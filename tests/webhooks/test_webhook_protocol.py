@@ -389,5 +389,5 @@ class Histories(RuleBasedStateMachine):
 
 def test_any_history_delivers_all(redis_url: str) -> None:
     Histories.url = redis_url
-    count = settings(max_examples=60 if is_full() else 12, stateful_step_count=40)
+    count = settings(max_examples=60 if is_full() else 4, stateful_step_count=40)
     run_state_machine_as_test(Histories, settings=count)

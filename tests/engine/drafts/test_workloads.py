@@ -30,7 +30,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.full(but="every pair")
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("right", [0.0, 0.5, 1.0, None])
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("device", [FakeRunner, DelayedRunner, FailingRunner])
