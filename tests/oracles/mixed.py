@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import transformers
 from transformers import (
     AfmoeConfig,
     Cohere2MoeConfig,
@@ -27,7 +28,6 @@ from transformers import (
     PreTrainedConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
-    SarvamMoEConfig,
     SolarOpenConfig,
 )
 
@@ -89,10 +89,6 @@ MIXED: dict[str, PreTrainedConfig] = {
     "dots1": Dots1Config(**FOUR, **GROUPED, sliding_window=24, max_window_layers=2, first_k_dense_replace=1),
     "glm4_moe": Glm4MoeConfig(**COMMON, **GROUPED, first_k_dense_replace=1),
     "glm4_moe-normed": Glm4MoeConfig(**COMMON, **GROUPED, use_qk_norm=True, attention_bias=True),
-    "sarvam_moe": SarvamMoEConfig(**COMMON, **GROUPED, head_dim=16, first_k_dense_replace=1),
-    "sarvam_moe-plain": SarvamMoEConfig(
-        **COMMON, **GROUPED, head_dim=16, use_qk_norm=False, attention_bias=False, tie_word_embeddings=True
-    ),
     "afmoe": AfmoeConfig(
         **FOUR, **EXPERTS, head_dim=24, sliding_window=24, num_shared_experts=2, route_scale=1.7, mup_enabled=True
     ),
@@ -136,3 +132,10 @@ MIXED: dict[str, PreTrainedConfig] = {
         rope_parameters={"rope_type": "default", "rope_theta": 900.0},
     ),
 }  # fmt: skip
+if hasattr(transformers, "SarvamMoEConfig"):  # not in 5.17, the oldest that is supported
+    MIXED |= {
+        "sarvam_moe": transformers.SarvamMoEConfig(**COMMON, **GROUPED, head_dim=16, first_k_dense_replace=1),
+        "sarvam_moe-plain": transformers.SarvamMoEConfig(
+            **COMMON, **GROUPED, head_dim=16, use_qk_norm=False, attention_bias=False, tie_word_embeddings=True
+        ),
+    }
