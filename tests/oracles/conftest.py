@@ -15,6 +15,7 @@ from transformers.utils import logging
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
+from octavo_worker.model.errors import UnsupportedModel
 
 from .zoo import save
 
@@ -62,6 +63,11 @@ def loader(tmp_path_factory: pytest.TempPathFactory, device: str) -> Callable[[s
             host_cache_bytes=4 << 20,
             threads=1,
         )
-        return Pair(folder, oracle, load_runner(options))
+        try:
+            return Pair(folder, oracle, load_runner(options))
+        except UnsupportedModel as refusal:
+            if device == "cpu":
+                raise
+            pytest.skip(f"in float32 a GPU runs mixtures by transformers' code: {refusal}")
 
     return load

@@ -50,39 +50,13 @@ def logprobs(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
         return model(torch.tensor([tokens], device=model.device)).logits[0].float().cpu().log_softmax(-1)
 
 
-def routing(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
-    """Weights that every router gives each expert, `[routers, T, experts]`; none of a dense model."""
-    gates = [module for module in model.modules() if type(module).__name__.endswith("Router")]
-    given: list[torch.Tensor] = []
-    hooks = [gate.register_forward_hook(lambda gate, args, output: given.append(output[0])) for gate in gates]
-    logprobs(model, tokens)
-    for hook in hooks:
-        hook.remove()
-    return torch.stack(given).float().cpu() if given else torch.empty(0, len(tokens), 1)
-
-
-def settled(routed: Routed, tokens: list[int]) -> torch.Tensor:
-    """Rows `[T]` at which rounding sends nothing to another expert. At the others, where the last expert chosen leads
-    the first left out by less than rounding may move the two, another one may be as good, and nothing bounds what its
-    answer is away from the oracle's."""
-    exact, rounded = routing(routed.oracle, tokens), routing(routed.rounded, tokens)
-    if not len(exact):
-        return torch.ones(len(tokens), dtype=torch.bool)
-    chosen = routed.oracle.config.num_experts_per_tok
-    ordered = exact.sort(-1, descending=True).values
-    margin = (ordered[..., chosen - 1] - ordered[..., chosen]).amin(0)
-    picks = [x.topk(chosen).indices.sort(-1).values for x in (exact, rounded)]
-    alike = (picks[0] == picks[1]).all(-1).all(0)  # the errors of rows that went another way are no rounding
-    return margin > 2 * (exact - rounded)[:, alike].abs().max()
-
-
 def test_greedy_tokens_are_those_of_transformers(routed: Routed) -> None:
     """Prompts in chunks and decodes in batches that shrink; where rounding decides, within what it costs."""
     rng = random.Random(1)
     prompts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (1, 15, 16, 33, 64, 100)]
     requests = [request(str(i), prompt, max_tokens=20 + i) for i, prompt in enumerate(prompts)]
     answers = Engine(load_runner(options(routed)), token_budget=70).run(requests)
-    equal, total, bounded = 0, 0, 0
+    equal, total = 0, 0
     for i, prompt in enumerate(prompts):
         output = answers.tokens[str(i)][0]
         wanted, close = (
@@ -90,13 +64,9 @@ def test_greedy_tokens_are_those_of_transformers(routed: Routed) -> None:
         )
         best = wanted.max(-1)
         lost = best.values - wanted.gather(1, torch.tensor(output)[:, None])[:, 0]
-        sure = settled(routed, prompt + output)[len(prompt) - 1 : -1]
-        assert lost[sure].max() <= 2 * (close - wanted)[sure].abs().max(), i
-        equal += int((best.indices == torch.tensor(output))[sure].sum())
-        bounded, total = bounded + int(sure.sum()), total + len(output)
-    # a row is read by those after it: where some went another way, what comes later rounds otherwise, too
-    assert equal >= (0.97 if bounded == total else 0.9) * bounded
-    assert bounded >= 0.3 * total
+        assert lost.max() <= 2 * (close - wanted).abs().max(), i
+        equal, total = equal + int((best.indices == torch.tensor(output)).sum()), total + len(output)
+    assert equal >= 0.97 * total
 
 
 def test_graphs_change_no_token(routed: Routed) -> None:

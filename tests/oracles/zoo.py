@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import (
@@ -19,7 +18,6 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
-    MixtralConfig,
     Olmo2Config,
     OPTConfig,
     Phi3Config,
@@ -133,11 +131,8 @@ OWN = GENERIC | COUSINS | MIXED
 ALL = OWN | ROUTED
 
 
-WIDE: dict[str, Any] = {**COMMON, "hidden_size": 128, "head_dim": 32}
 ROUTED_ON_CUDA: dict[str, PreTrainedConfig] = {
     "gpt_neox": GPTNeoXConfig(**{**COMMON, "hidden_size": 128, "num_key_value_heads": 4}),
-    "mixtral-sliding": MixtralConfig(**WIDE, num_local_experts=4, sliding_window=24),
-    "mixtral": MixtralConfig(**WIDE, num_local_experts=4),
 }
 """With heads that the CUDA kernels take."""
 

@@ -263,7 +263,7 @@ def _gpt_oss(config: ModelConfig) -> MixtureMlp:
 
 def _is_quick(config: ModelConfig) -> bool:
     """The constant that the activation's kernel has."""
-    return bool(config.swiglu_alpha == 1.702)
+    return bool(getattr(config, "swiglu_alpha", 1.702) == 1.702)  # transformers 5.17 has no other
 
 
 HEAD_NORMS = {"qk_norm": "head"}
