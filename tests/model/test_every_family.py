@@ -34,6 +34,10 @@ def save(kind: str, folder: Path) -> PreTrainedModel | None:
     except Exception:  # a family that lacks a library, or a value
         config.save_pretrained(folder)
         return None
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2 and not weight.any():  # a router of zeros leaves the choice among equals to chance
+                weight.normal_(0, 0.02)
     model.save_pretrained(folder)
     return model.float().eval()
 

@@ -44,8 +44,8 @@ def made(*shape: int) -> Tensor:
 
 def buffers() -> Buffers:
     hidden = made(ROWS, HIDDEN)
-    empty = [torch.empty(ROWS, width) for width in (HIDDEN, HIDDEN, 1, 1, 1, 2 * WIDTH, WIDTH)]
-    return Buffers(hidden, *empty)
+    shapes = [(HIDDEN,), (HIDDEN,), (1,), (1, 1), (1,), (2 * WIDTH,), (WIDTH,)]
+    return Buffers(hidden, *(torch.empty(ROWS, *shape) for shape in shapes))
 
 
 RMS = RmsNorm(made(HIDDEN), 1e-6, 1.0)
@@ -109,6 +109,7 @@ class Attended:
     """An attention whose heads have been computed."""
 
     kind = "attended"
+    config = SimpleNamespace(num_heads=1)
     out = Dense(made(HIDDEN, HIDDEN))
 
     def products(self) -> Mapping[str, Linear]:
