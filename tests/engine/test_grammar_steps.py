@@ -253,7 +253,7 @@ def test_a_grammar_after_a_thought_lets_the_thought_be() -> None:
 # Beams
 
 
-@pytest.mark.full(but="every value")
+@pytest.mark.full(but="every pair")
 @pytest.mark.parametrize("grammar", [PERSON, DIGITS, Grammar("choice", '["yes", "no", "maybe", "perhaps"]')], ids=str)
 @pytest.mark.parametrize("width", [1, 3, 6])
 @pytest.mark.parametrize("min_tokens", [0, 40])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -114,6 +116,18 @@ def test_rows_whose_mass_is_spread_over_thousands_of_tokens(top_p: float) -> Non
     assert of_ranks(2, logits, rows, None) == [expected] * 2
     tokens = [each.token for each in expected]
     assert min(tokens) < 10_000 < max(tokens)
+
+
+def test_a_list_that_one_rank_has_cut_short_settles_nothing_below_its_end() -> None:
+    """The first rank has more large values than it lists, so that the other's reach the share too soon."""
+    large, vocab = 4 * filters.FIRST_LISTED, 40 * filters.FIRST_LISTED
+    logits = torch.randn(64, vocab) * 1e-3
+    logits[:, :large] += 1.0
+    listed = filters.FIRST_LISTED * (1 + math.exp(-1))
+    share = (filters.FIRST_LISTED + listed) / 2 / (large + (vocab - large) * math.exp(-1))
+    rows = [SampleRow(EngineSampling(seed, 9, top_p=share), 0, seed) for seed in range(64)]
+    expected = WholeRows(vocab).sample(logits.clone(), rows).result()
+    assert of_ranks(2, logits, rows, None) == [expected] * 2
 
 
 def test_scores_of_prompts_are_those_of_one_process() -> None:
