@@ -124,7 +124,7 @@ def test_what_is_not_run_says_why() -> None:
     assert table.items() >= REASONS.items()
 
 
-OF_KEYS = ("/v1/organization/", "/v1/webhook_endpoints")
+OF_KEYS = ("/v1/organization/", "/v1/webhook_endpoints", "/v1/fleet/webhooks/")
 """Paths that need keys, or an address of the receiver: their own tests ask for them."""
 
 
