@@ -88,12 +88,13 @@ class Reader {
         continue;
       }
       if (entries.length === 0 || this.#hasGap(entries)) entries = await this.#rest(redis);
-      this.#claim = "";
+      // Before anything is told: a connection that is lost in between tells it again, and no order is in doubt.
+      const eps = this.#isSeveral ? await this.#field(redis, "eps") : null;
       for (const entry of entries) {
         const event = this.#take(entry);
+        this.#claim = claimAt(eps, this.#read);
         if (event !== null) yield event;
       }
-      if (this.#isSeveral) this.#claim = claimAt(await this.#field(redis, "eps"), this.#read);
     }
   }
 
