@@ -317,6 +317,19 @@ def test_beside_a_dialogue_the_prompts_of_a_batch_get_a_part_of_the_budget():
     assert_complete(driver, *low)
 
 
+def test_a_part_of_the_smallest_budget_is_a_token():
+    talk = make_request("talk", prompt(2), max_tokens=60)
+    driver = running(Driver.create(400, 4, token_budget=PART_BESIDE // 2), talk)
+    low = make_request("low", prompt(6, 100), max_tokens=2, priority=BATCH)
+    driver.add(low)
+    for _ in range(10):
+        driver.step()
+    assert driver.tokens["low", 0]
+    assert ("talk", 0) not in driver.reasons
+    driver.run()
+    assert_complete(driver, talk, low)
+
+
 def test_a_dialogue_is_in_every_step():
     normal = busy(2, priority=NORMAL)
     driver = running(Driver.create(200, 4, max_running=8, token_budget=16), *normal)

@@ -215,7 +215,7 @@ class Planner:
             if prompt is not None and self._policy.pauses(following.request, prompt):
                 return True
             if self._is_beside_higher(following.request):
-                budget, least = min(budget, self._token_budget // PART_BESIDE), 0
+                budget, least = min(budget, max(1, self._token_budget // PART_BESIDE)), 0
             if admits:
                 admit = self._admit(following.request, step)
             else:
