@@ -18,7 +18,7 @@ from octavo.terms.access.api_keys import KeyDigests
 from octavo.terms.access.read_tokens import ReadTokens
 from octavo.terms.access.secret import Secret
 from octavo.terms.errors import OctavoError
-from octavo.terms.tracing.context import TraceContext, exemplar_of
+from octavo.terms.tracing.context import exemplar_of
 from octavo_gateway.auth.authentication import Authentication
 from octavo_gateway.auth.cache import KeyCache
 from octavo_gateway.auth.keyring import Keyring
@@ -98,7 +98,7 @@ class Gateway:
 
     def exemplar(self) -> dict[str, str] | None:
         """Labels that name the trace of the request that is served now, if its span is exported."""
-        return None if self.tracing is None else exemplar_of(TraceContext.read(self.tracing.current()))
+        return None if self.tracing is None else exemplar_of(self.tracing.context)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run in the background; `close` cancels it."""

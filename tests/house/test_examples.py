@@ -117,9 +117,8 @@ def page_of(folder: Path) -> list[str]:
 def test_what_is_not_run_says_why() -> None:
     found = [example for examples in EXAMPLES.values() for example in examples]
     assert {mark for example in found for mark in example.marks} == REASONS.keys()
-    assert len([example for example in found if example.reason is None]) > 2 * len(
-        [example for example in found if example.reason is not None]
-    )
+    left_out = [example for example in found if set(example.marks) - {"npm"}]  # whatever is installed here
+    assert len(found) - len(left_out) > 3 * len(left_out)
     table = dict(re.findall(r"^\| `([a-z]+)` \| (.+?) \|$", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE))
     assert table.items() >= REASONS.items()
 

@@ -122,7 +122,8 @@ class ActiveJob:
                 parser=form.parser(),
             )
             budget = form.budget(sampling.thinking_token_budget)
-            parts: dict[str, Any] = {"format": form.format, "budget": budget, "calls": form.call_marks()}
+            marks = form.call_marks() if self.claim.trace else None  # only spans tell of them
+            parts: dict[str, Any] = {"format": form.format, "budget": budget, "calls": marks}
             sequences.append(GeneratedSequence(index, text, request_id=self.request_id, **parts))
         return sequences
 

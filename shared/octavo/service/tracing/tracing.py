@@ -74,10 +74,15 @@ class Tracing:
         with trace.use_span(span, end_on_exit=True, record_exception=False):
             yield span
 
+    @property
+    def context(self) -> TraceContext | None:
+        """Context of the current span."""
+        context = trace.get_current_span().get_span_context()
+        return TraceContext.of(context) if context.is_valid else None
+
     def current(self) -> str:
         """The context of the current span, empty for none."""
-        context = trace.get_current_span().get_span_context()
-        return str(TraceContext.of(context)) if context.is_valid else ""
+        return str(self.context or "")
 
     def flush(self) -> None:
         """Send what waits, for some seconds at most."""

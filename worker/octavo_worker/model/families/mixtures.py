@@ -240,7 +240,7 @@ def _cohere2(config: ModelConfig) -> Sequence[DenseMlp | MixtureMlp]:
 
 
 def _cohere2_rotates(config: ModelConfig, layer: int) -> bool:
-    slides = config.layer_types[layer] == "sliding_attention" and config.sliding_window is not None
+    slides = _slides(config, layer) and config.sliding_window is not None
     forced = config.mlp_layer_types[layer] == "dense" and config.prefix_dense_sliding_window_pattern == 1
     return slides or forced
 
