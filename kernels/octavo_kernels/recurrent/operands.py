@@ -1,4 +1,4 @@
-"""What operations on recurrent layers have in common: slots of states, what a step does with them, small weights."""
+"""Operands that recurrent layers have in common: slots of states, moves of a step between them, small weights."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class LayerStates(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """What a step does with the state of each of its S sequences (all int32).
+    """Moves of a step: slots of each of its S sequences (all int32).
 
     Sequence s has the rows from `query_start[s]` to `query_start[s + 1]`, begins with the state in slot `read[s]` (0:
     zeros), and leaves the state after its last row in slot `write[s]` (0: nowhere). Entries from `keep_start[s]` to
     `keep_start[s + 1]` are its keeps: the state after `keep_after` (ascending, from 1) of its rows goes to `keep_slot`,
-    too; one of slot 0 is not stored. A slot that is written or kept is touched by no other sequence; `read` and `write`
-    may be equal, and then the state is advanced in place.
+    too; one of slot 0, or behind more rows than there are, is not stored. A slot that is written or kept is touched by
+    no other sequence; `read` and `write` may be equal, and then the state is advanced in place.
     """
 
     query_start: Tensor
@@ -131,14 +131,11 @@ def check_moves(moves: Moves, rows: int, slots: int) -> None:
     if not checks.wanted(moves.read):
         return
     checks.in_range("query_start", moves.query_start, 0, rows + 1, "rows of x")
-    counts = moves.query_start.diff()
-    checks.in_range("query_start", counts, 0, rows + 1, "its differences")
+    checks.in_range("query_start", moves.query_start.diff(), 0, rows + 1, "its differences")
     for name in ("read", "write", "keep_slot"):
         checks.in_range(name, getattr(moves, name), 0, slots, "slots")
     checks.in_range("keep_start", moves.keep_start, 0, len(moves.keep_after) + 1, "keeps")
-    owned = torch.repeat_interleave(counts, moves.keep_start.diff().long())
-    if bool((moves.keep_after[: len(owned)] > owned).any()):
-        raise ValueError("keep_after must lie within the rows of its sequence")
+    checks.in_range("keep_after", moves.keep_after, 1, rows + 1, "numbers of rows")
 
 
 def matrices_at(matrices: Tensor) -> tuple[int, int]:

@@ -47,14 +47,14 @@ def convolve(inputs: Tensor, columns: Tensor, moves: Moves, convolution: Convolu
 
 
 def gated_norm(y: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
-    """Of `y[T, width]` with `gate[T, width]`, both in the type of y."""
+    """The norm of `y[T, width]` with `gate[T, width]`, both in the type of y."""
     gate = F.silu(gate)
     if norm.weight is None:
         return y * gate
     y = y * gate if norm.gate_first else y
     groups = y.unflatten(-1, (-1, norm.group))
-    normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + norm.eps)).flatten(-2)
-    normed = normed * norm.weight.to(y.dtype)
+    scaled = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + norm.eps)
+    normed: Tensor = scaled.flatten(-2) * norm.weight.to(y.dtype)
     return normed if norm.gate_first else normed * gate
 
 
