@@ -54,7 +54,7 @@ BUDGETS = {
     "octavo_worker.runner": 3500,
     "octavo_worker.model": 7400,
     "octavo_worker.ranks": 660,
-    "octavo_worker.contract": 1390,
+    "octavo_worker.contract": 1530,
     "octavo_kernels": 4580,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 67_770
+MOST_LINES_IN_ALL = 67_920
 
 
 def lines_of(room: str) -> int:

@@ -44,6 +44,7 @@ class FakeRunner:
     """Executes plans on a fake KV array and checks that they keep the contract of `octavo_worker.contract.step`."""
 
     shared_reading = None
+    num_state_slots = num_host_state_slots = first_host_state_slot = 0
     step_seconds = StepSeconds([(1, 1.0)], [(4096, 1.0)])  # whatever is computed
     asynchronous = False
     features = FEATURES
@@ -256,7 +257,8 @@ class FakeRunner:
 def value_of(plan: StepPlan, block_size: int) -> list[Any]:
     """All that a plan says, copied."""
     swaps = [list(plan.swap_in), list(plan.swap_out), list(plan.copies), list(plan.groups), list(plan.prefix_lens)]
-    return [plan.num_decodes, *swaps, *(_value_of(step, block_size) for step in plan.sequences)]
+    states = [list(plan.state_in), list(plan.state_out), [step.state for step in plan.sequences]]
+    return [plan.num_decodes, *swaps, *states, *(_value_of(step, block_size) for step in plan.sequences)]
 
 
 def _value_of(step: SequenceStep, block_size: int) -> list[Any]:

@@ -42,6 +42,7 @@ class BaseRunner:
     speeds: Speeds | None = None
     step_seconds: StepSeconds | None = None
     most_samples: int | None = None  # in one step; None: as many as it has rows
+    num_state_slots = num_host_state_slots = first_host_state_slot = 0  # the model keeps no states
 
     def __init__(self, model: CausalModel, cache: CacheConfig, max_model_len: int, token_budget: int) -> None:
         self.model = model
