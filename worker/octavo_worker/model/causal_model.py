@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.cache.pools import Pools, empty_pools
+from octavo_kernels.ops import LayerStates
 from octavo_worker.contract.cache import CacheSpec, KvLayout, common_shape
+from octavo_worker.contract.state import StateSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.transfer import dtype_name
 from octavo_worker.ranks.group import Group
@@ -28,7 +30,8 @@ class CausalModel(Protocol):
     alone. `route`: the code that computes it, with its revision. `forms`: those of quantised weights, in words.
     `factors`: those of LongRoPE, short or long; empty: it has none. `has_whole_experts`: each rank has some of the
     experts, and not a part of all. `kept_bytes` are those of a token that it keeps
-    beside keys and values. With a `group` heads are those of one of its ranks, and so are the tokens of `logits`.
+    beside keys and values. `states` says what recurrent layers keep of a sequence, None where a layer keeps nothing,
+    and `bind_states` gives each its part of the slots. With a `group` heads are those of one of its ranks, and so are the tokens of `logits`.
     """
 
     group: Group | None
@@ -48,6 +51,11 @@ class CausalModel(Protocol):
     def is_capturable(self) -> bool | None: ...
 
     def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None: ...
+
+    @property
+    def states(self) -> Sequence[StateSpec | None]: ...
+
+    def bind_states(self, states: Sequence[LayerStates | None]) -> None: ...
 
     def shortened(self) -> AbstractContextManager[None]: ...
 
@@ -72,13 +80,16 @@ class CacheConfig:
 
     `num_host_blocks` (0: none) more blocks lie in the host's memory, for swapped sequences and, if the runner
     `reads_host`, for what does not fit of oversized ones: attention reads those at their place. `dtype`: int8 or
-    float8_e4m3fn instead of the model's.
+    float8_e4m3fn instead of the model's. `num_state_slots` count slot 0 (0: the model keeps no states), and so do the
+    `num_host_state_slots` in the host's memory (0: none).
     """
 
     num_blocks: int
     block_size: int
     num_host_blocks: int = 0
     dtype: torch.dtype | None = None
+    num_state_slots: int = 0
+    num_host_state_slots: int = 0
 
 
 def in_pools(pairs: Sequence[tuple[int, int]], first_host_block: int) -> Tensor:

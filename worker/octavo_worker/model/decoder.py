@@ -10,14 +10,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo_kernels.ops import LayerStates
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.layers.attention import Tables
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.mixer import Mixer
 from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
 from octavo_worker.model.layers.norm import AddNorm, Input
+from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
 from octavo_worker.model.numerics import DECODER
 from octavo_worker.ranks.group import Group
 
@@ -90,9 +93,14 @@ class Decoder:
         self.vocab_size = config.vocab_size
         self.num_heads = config.num_heads if config.has_even_heads else 0
         self.cache = tuple(block.attention.kept(self.dtype) for block in layers.blocks)
+        self.states = tuple(mixer.state if isinstance(mixer, RecurrentMixer) else None for mixer in self._mixers)
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self.buffers = Buffers.allocate(config, token_budget, self.dtype, self.device)
+
+    @property
+    def _mixers(self) -> list[Mixer]:
+        return [block.attention for block in self.layers.blocks]
 
     @property
     def mixtures(self) -> list[Mixture]:
@@ -103,6 +111,13 @@ class Decoder:
         tables = Tables.of(self.config, max_model_len, self.dtype, self.device)
         for block, cache in zip(self.layers.blocks, caches, strict=True):
             block.attention.bind(cache, block_size, tables)
+
+    def bind_states(self, states: Sequence[LayerStates | None]) -> None:
+        """Attaches each layer's part of the slots of states."""
+        for mixer, part in zip(self._mixers, states, strict=True):
+            if isinstance(mixer, RecurrentMixer):
+                assert part is not None
+                mixer.bind_states(part)
 
     @contextmanager
     def shortened(self) -> Iterator[None]:

@@ -5,11 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import final
 
 from octavo_worker.contract.options import ExpertsOfRanks
 from octavo_worker.model.checkpoint.formats.base import Held
-from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, MixtureMlp
+from octavo_worker.model.config import (
+    AttentionLayer,
+    ConvLayer,
+    DecoderConfig,
+    DeltaLayer,
+    DenseMlp,
+    MixtureMlp,
+    RecurrentLayer,
+    Segment,
+    SsmLayer,
+)
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.ranks.rank import Rank, vocabulary_of
 
@@ -47,6 +58,21 @@ class Shards:
     @property
     def vocabulary(self) -> range:
         return vocabulary_of(self.whole.vocab_size, self.rank)
+
+    def recurrent(self, layer: RecurrentLayer) -> RecurrentLayer:
+        """A recurrent layer as this rank computes it."""
+        if isinstance(layer, ConvLayer):
+            return replace(layer, channels=len(self.rank.share(layer.channels)))
+        heads = len(self.rank.share(layer.heads))
+        if isinstance(layer, DeltaLayer):
+            return replace(layer, heads=heads, key_heads=len(self.rank.share(layer.key_heads)))
+        return replace(layer, heads=heads, groups=len(_kv_heads(layer.groups, self.rank)))
+
+    def units(self, segments: Sequence[Segment]) -> list[range]:
+        """Columns of this rank in segments that lie side by side. A unit that there are too few of is in several."""
+        starts = accumulate((segment.size for segment in segments), initial=0)
+        held = [_scaled(_kv_heads(segment.units, self.rank), segment.wide) for segment in segments]
+        return [range(at + some.start, at + some.stop) for at, some in zip(starts, held, strict=False)]
 
     def qkv(self, parts: int) -> Held:
         """Rows of queries, keys and values, which are stored in that many matrices."""
@@ -119,6 +145,7 @@ def check_divisible(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks =
     problems += [f"{width} columns of the MLP" for width in sorted(widths) if width % ranks]
     if not vocabulary_of(config.vocab_size, Rank(ranks - 1, ranks)):
         problems.append(f"a vocabulary of {config.vocab_size} tokens")
+    problems += recurrent_problems(config, ranks)
     if problems:
         raise UnsupportedModel(
             f"{' and '.join(problems)} cannot be shared out among {ranks} ranks; give another --tensor-parallel."
@@ -128,6 +155,25 @@ def check_divisible(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks =
             "a norm over all heads of queries and of keys together, as in OLMo 2, is not computed across ranks; leave "
             "--tensor-parallel out."
         )
+
+
+def recurrent_problems(config: DecoderConfig, ranks: int) -> list[str]:
+    """Parts of recurrent layers that so many ranks cannot share."""
+    layers = {layer.attention for layer in config.layers if not isinstance(layer.attention, AttentionLayer)}
+    problems = set[str]()
+    for layer in layers:
+        units = {"heads of recurrent layers": layer.inner.units} if not isinstance(layer, ConvLayer) else {}
+        match layer:
+            case ConvLayer():
+                units["channels of a convolution"] = layer.channels
+            case DeltaLayer():
+                units["key heads of recurrent layers"] = layer.key_heads
+            case SsmLayer() if layer.norm_groups:
+                units["groups of a gated norm"] = layer.norm_groups
+            case SsmLayer() if ranks % layer.groups:
+                units["groups of recurrent layers"] = layer.groups
+        problems |= {f"{count} {what}" for what, count in units.items() if count % ranks}
+    return sorted(problems)
 
 
 def _kv_heads(total: int, rank: Rank) -> range:

@@ -26,6 +26,22 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentNames:
+    """Names of a recurrent layer's tensors. `inputs` are the parts of its first product, each with the number of
+    segments in it (`RecurrentLayer.segments`), one after the other; if `by_key_head`, the segments of each key head
+    lie together. `rates`, `dt_bias` and `skip` are whole names."""
+
+    inputs: tuple[tuple[str, int], ...]
+    convolution: str
+    out: str
+    rates: str = ""
+    dt_bias: str = ""
+    skip: str = ""
+    norm: str = ""
+    by_key_head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """Names of the tensors in a family's checkpoints, without `.weight` and `.bias`.
 
@@ -53,6 +69,7 @@ class Names:
     down: str = "mlp.down_proj"
     post_mlp_norm: str = "post_feedforward_layernorm"
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
+    recurrent: RecurrentNames | None = None
     transposed: bool = False
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     towers: tuple[str, ...] = ()
