@@ -11,7 +11,7 @@ import torch
 
 from octavo_kernels.features import Feature, features
 from octavo_worker.assembly.devices import check_block_size, check_heads, check_ranks, check_uniform, choose_device
-from octavo_worker.contract.cache import CacheSpec
+from octavo_worker.contract.cache import CacheSpec, shapes_of
 from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
 from octavo_worker.model.checkpoint.formats import DenseFormat, Format, OnlineFormat, format_of
@@ -72,7 +72,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
         check_uniform(device, config, described)
     if options.tensor_parallel > 1:
         check_ranks(options, device, described, config.model_type)
-    check_heads(config.model_type, *heads_of(described, trial, dtype))
+    check_heads(config.model_type, shapes_of(kept_of(described, trial, dtype)))
     factors = "" if original is None else "long" if is_long else "short"
     advice = "" if options.max_model_len else yarn_advice(config)
     return Choices(folder, config, form, dtype, device, described, context, trial, factors, original, advice)
@@ -99,17 +99,13 @@ def tried_route(config: ModelConfig, form: Format, dtype: torch.dtype) -> Trial:
     return tried(config, dtype)
 
 
-def heads_of(
-    described: DecoderConfig | None, trial: Trial | None, dtype: torch.dtype
-) -> tuple[int, Sequence[CacheSpec]]:
-    """Query heads, 0 if they are not known, and what each layer keeps."""
+def kept_of(described: DecoderConfig | None, trial: Trial | None, dtype: torch.dtype) -> Sequence[CacheSpec | None]:
+    """The cache of a token, by layer."""
     if trial is not None:
-        return trial.num_heads, trial.cache
+        return trial.cache
     assert described is not None
-    width, kept = described.head_dim, dtype_name(dtype)
-    windows = [layer.attention.sliding_window for layer in described.layers]
-    heads = described.num_heads if described.has_even_heads else 0
-    return heads, [CacheSpec(described.num_kv_heads, width, width, kept, window) for window in windows]
+    attentions = [layer.attention for layer in described.layers]
+    return [described.of(attention).kept(attention, dtype_name(dtype)) for attention in attentions]
 
 
 def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:

@@ -97,9 +97,8 @@ class _Builder:
         )
 
     def _attention(self, at: str, layer: AttentionLayer) -> Attention:
-        c, names = self.config.of_layer(layer), self.names
-        shards = None if self.shards is None or c is self.config else Shards(c, self.shards.rank)
-        shards = shards or self.shards
+        c, names = self.config.of(layer), self.names
+        shards = self.shards and self.shards.of(layer)
         q, kv = c.q_size, c.kv_size
         rows = (q, kv, kv) if len(names.qkv) == 3 else (q + 2 * kv,)
         held = shards and shards.qkv(len(names.qkv))
@@ -112,7 +111,7 @@ class _Builder:
         norms = [self._vector(at + name, size) for name, size in zip((names.q_norm, names.k_norm), sizes, strict=False)]
         out = self._last(at + names.out, q, c.out_bias, shards and shards.out())
         gate = None if c.output_gate is None else self._output_gate(at + names.output_gate, c, shards)
-        weights = HeadWeights(norms, self._sinks(at + names.sinks) if c.sinks else None, gate)
+        weights = HeadWeights(norms, self._sinks(at + names.sinks, c, shards) if c.sinks else None, gate)
         return Attention(c if shards is None else shards.config, layer, qkv, out, weights)
 
     def _output_gate(self, name: str, c: DecoderConfig, shards: Shards | None) -> AttentionGate:
@@ -120,10 +119,10 @@ class _Builder:
         matrix = Matrix([name], [c.gate_size], c.hidden_size, held=shards and shards.output_gate())
         return AttentionGate(self.form.linear(matrix, self.reader), c.output_gate.activation)
 
-    def _sinks(self, name: str) -> Tensor:
+    def _sinks(self, name: str, c: DecoderConfig, shards: Shards | None) -> Tensor:
         """Sinks of this rank's heads, in the type in which scores are computed."""
-        heads = self.config.num_heads
-        held = range(heads) if self.shards is None else self.shards.heads
+        heads = c.num_heads
+        held = range(heads) if shards is None else shards.heads
         sinks = torch.empty(len(held), dtype=torch.float32, device=self.reader.device)
         self.reader.source.read(name, sinks, cut=Cut((heads,), [held]))
         return sinks

@@ -86,9 +86,9 @@ class Family:
     """Differences of a family from Llama: RMS norms before both sublayers, rotary embeddings, a gated MLP.
 
     `fields` are values of its `DecoderConfig`, `differences` those that its config states in fields of its own; among
-    them `scale` or `scales` (of each layer's scores), and `heads` (of each layer). A window counts only if the family
-    `slides`, whatever its files say. A config that is not `as_described` takes the transformers route. `stated`: what
-    makes a config.json readable without transformers; None: nothing does.
+    them `scale` or `scales` (of each layer's scores), and `attention` (other fields of each `AttentionLayer`). A window
+    counts only if the family `slides`, whatever its files say. A config that is not `as_described` takes the
+    transformers route. `stated`: what makes a config.json readable without transformers; None: nothing does.
     """
 
     names: Names = LLAMA
@@ -113,8 +113,9 @@ class Family:
         scales = differences.pop("scales", [scale] * config.num_hidden_layers)
         norms = differences.pop("norms", self.norms)
         ropes, rotated = self.rotation(config, max_model_len)
-        heads = differences.pop("heads", [None] * config.num_hidden_layers)
-        attentions = [AttentionLayer(*each) for each in zip(scales, self._windows(config), rotated, heads, strict=True)]
+        own = differences.pop("attention", [{}] * config.num_hidden_layers)
+        each = zip(scales, self._windows(config), rotated, own, strict=True)
+        attentions = [AttentionLayer(scale, window, rope, **fields) for scale, window, rope, fields in each]
         mlps = self.mlps(config) if self.mlps else [DenseMlp(self.width(config))] * config.num_hidden_layers
         layers = [Layer(*each, norms) for each in zip(attentions, mlps, strict=True)]
         bias = getattr(config, "attention_bias", False)
