@@ -57,7 +57,15 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> StepShapes:
     monkeypatch.setattr(module, "chunk_count", lambda contexts, queries, heads_per_kv: len(contexts))
     monkeypatch.setattr(module, "only_prompts", lambda contexts, queries, heads_per_kv: bool((queries > 16).all()))
     return StepShapes(
-        64, 300, samples=192, prompts=True, chunks=20, heads_per_kv=4, few_queries=4, block_size=16, block_bytes=1 << 20
+        64,
+        300,
+        samples=192,
+        prompts=True,
+        chunks=20,
+        heads_per_kv=[4],
+        few_queries=4,
+        block_size=16,
+        block_bytes=1 << 20,
     )
 
 

@@ -11,11 +11,11 @@ import torch
 
 from octavo_kernels.features import Feature, features
 from octavo_worker.assembly.devices import check_block_size, check_heads, check_ranks, check_uniform, choose_device
-from octavo_worker.contract.cache import CacheSpec
+from octavo_worker.contract.cache import CacheSpec, shapes_of
 from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
 from octavo_worker.model.checkpoint.formats import DenseFormat, Format, OnlineFormat, format_of
-from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.config import AttentionLayer, DecoderConfig
 from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.families import STATED, decoder_config, family_of, reject
@@ -72,7 +72,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
         check_uniform(device, config, described)
     if options.tensor_parallel > 1:
         check_ranks(options, device, described, config.model_type)
-    check_heads(config.model_type, *heads_of(described, trial, dtype))
+    check_heads(config.model_type, shapes_of(kept_of(described, trial, dtype)))
     factors = "" if original is None else "long" if is_long else "short"
     advice = "" if options.max_model_len else yarn_advice(config)
     return Choices(folder, config, form, dtype, device, described, context, trial, factors, original, advice)
@@ -99,17 +99,13 @@ def tried_route(config: ModelConfig, form: Format, dtype: torch.dtype) -> Trial:
     return tried(config, dtype)
 
 
-def heads_of(
-    described: DecoderConfig | None, trial: Trial | None, dtype: torch.dtype
-) -> tuple[int, Sequence[CacheSpec]]:
-    """Query heads, 0 if they are not known, and what each layer keeps."""
+def kept_of(described: DecoderConfig | None, trial: Trial | None, dtype: torch.dtype) -> Sequence[CacheSpec | None]:
+    """The cache of a token, by layer."""
     if trial is not None:
-        return trial.num_heads, trial.cache
+        return trial.cache
     assert described is not None
-    width, kept = described.head_dim, dtype_name(dtype)
-    windows = [layer.attention.sliding_window for layer in described.layers]
-    heads = described.num_heads if described.has_even_heads else 0
-    return heads, [CacheSpec(described.num_kv_heads, width, width, kept, window) for window in windows]
+    mixers, kept = [layer.attention for layer in described.layers], dtype_name(dtype)
+    return [described.of(m).kept(m, kept) if isinstance(m, AttentionLayer) else None for m in mixers]
 
 
 def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:

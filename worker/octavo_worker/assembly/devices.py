@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import permutations
 
 import torch
 
 from octavo_kernels import cuda, ops
 from octavo_kernels.features import Feature, features
-from octavo_worker.contract.cache import CacheSpec, common_shape
+from octavo_worker.contract.cache import AttentionShape
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
@@ -37,18 +37,18 @@ def check_block_size(block_size: int, device: torch.device) -> None:
         raise ModelError(f"--block-size {block_size}: {error}.") from error
 
 
-def check_heads(family: str, heads: int, kept: Sequence[CacheSpec]) -> None:
-    """Raises `UnsupportedModel` for heads that the kernels do not take: query `heads` (0: unknown), and what each layer
-    has `kept` of a token."""
-    try:
-        shape = common_shape(kept)
-        ops.empty_cache(1, 1, shape.kv_heads, LEAST_BLOCK, shape.key_dim, torch.float16, "meta")
-    except ValueError as error:
-        raise UnsupportedModel(f"{family!r}: {error}; {NEXT}") from error
-    if heads % shape.kv_heads:
-        raise UnsupportedModel(
-            f"{family!r}: {heads} query heads cannot share {shape.kv_heads} heads of keys and values evenly; {NEXT}"
-        )
+def check_heads(family: str, shapes: Iterable[AttentionShape]) -> None:
+    """Raises `UnsupportedModel` for heads that the kernels do not take."""
+    for shape in shapes:
+        try:
+            ops.empty_cache(1, 1, shape.kv_heads, LEAST_BLOCK, shape.width, torch.float16, "meta")
+        except ValueError as error:
+            raise UnsupportedModel(f"{family!r}: {error}; {NEXT}") from error
+        if shape.heads % shape.kv_heads:
+            raise UnsupportedModel(
+                f"{family!r}: {shape.heads} query heads cannot share {shape.kv_heads} heads of keys and values evenly; "
+                f"{NEXT}"
+            )
 
 
 def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo_kernels.attention.plan import AttentionPlan
 from octavo_kernels.ops import Moves
+from octavo_worker.contract.cache import AttentionShape
 from octavo_worker.contract.step import SequenceStep, StepError
 from octavo_worker.model.stage import Stage
 from octavo_worker.model.states import moves_of
@@ -21,7 +22,7 @@ class Batch:
     """T tokens of S sequences. int64: `token_ids[T]`, `positions[T]`, `slots[T]` (where K and V go); int32:
     `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`, `row_context[T]` (the
     `SequenceStep`'s; None in batches of drafts). On CUDA: `plans` are
-    what the layers of each sliding window share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
+    what the layers of each shape of attention share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
     equal leading blocks, and with a `stage` attention reads each layer there instead of in the cache. `moves` are what
     the step does with recurrent states."""
 
@@ -32,7 +33,7 @@ class Batch:
     context_lens: Tensor
     query_start: Tensor
     row_context: Tensor | None = None
-    plans: dict[int, AttentionPlan] = field(default_factory=dict)
+    plans: dict[AttentionShape, AttentionPlan] = field(default_factory=dict)
     groups: Tensor | None = None
     prefix_lens: Tensor | None = None
     stage: Stage | None = None

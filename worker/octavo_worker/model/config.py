@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from octavo_kernels.ops import Gate, Routing
+from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.contract.state import StateSpec
 from octavo_worker.model.checkpoint.names import Names
 from octavo_worker.model.rope import Rope
@@ -22,12 +23,15 @@ attention and MLP, which both read it."""
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """Attention of one layer, as far as layers may differ. `sliding_window` 0 is full attention; `rope` names one of
-    `ropes`; None: queries and keys are not rotated. `heads` are those of queries; None: as many as the model says."""
+    `ropes`; None: queries and keys are not rotated. `heads` are those of queries, `kv_heads` those of keys and values,
+    all of `head_dim` elements; None: as the model says."""
 
     scale: float
     sliding_window: int = 0
     rope: str | None = None
     heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +228,8 @@ class Temperature:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder-only transformer. Widths of MLPs belong to layers, and so may query heads, of which `num_heads` are the
-    most; heads of keys and values are the same in all of them."""
+    """A decoder-only transformer. Widths of MLPs belong to layers, and so may heads and their width: `num_heads`,
+    `num_kv_heads` and `head_dim` are those of layers that say nothing else."""
 
     family: str
     names: Names
@@ -277,14 +281,33 @@ class DecoderConfig:
             return 0
         return self.num_heads if self.output_gate.by_head else self.q_size
 
+    def of(self, layer: AttentionLayer) -> DecoderConfig:
+        """The config as that layer's attention sees it."""
+        own = layer.heads, layer.kv_heads, layer.head_dim
+        if own == (None, None, None):
+            return self
+        heads, kv_heads, head_dim = layer.heads, layer.kv_heads, layer.head_dim
+        return replace(
+            self,
+            num_heads=self.num_heads if heads is None else heads,
+            num_kv_heads=self.num_kv_heads if kv_heads is None else kv_heads,
+            head_dim=self.head_dim if head_dim is None else head_dim,
+        )
+
+    @property
+    def attentions(self) -> list[DecoderConfig]:
+        """The config as the attention of each layer sees it."""
+        return [self.of(layer.attention) for layer in self.layers if isinstance(layer.attention, AttentionLayer)]
+
     @property
     def has_even_heads(self) -> bool:
-        """True if all layers have as many query heads."""
-        return all(layer.attention.heads in (None, self.num_heads) for layer in self.layers)
+        """True if heads are as many and as wide in all layers."""
+        return len({(c.num_heads, c.num_kv_heads, c.head_dim) for c in self.attentions}) == 1
 
-    def of_layer(self, layer: AttentionLayer) -> DecoderConfig:
-        """The config as that layer's attention sees it."""
-        return self if layer.heads is None else replace(self, num_heads=layer.heads)
+    def kept(self, layer: AttentionLayer, dtype: str) -> CacheSpec:
+        """The cache of a token of the type `dtype` of that layer's attention, which sees this config."""
+        width = self.head_dim
+        return CacheSpec(self.num_kv_heads, width, width, dtype, layer.sliding_window, self.num_heads)
 
     @property
     def widest_mlp(self) -> int:

@@ -13,7 +13,6 @@ from torch import Tensor
 from octavo_kernels.ops import LayerStates
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
-from octavo_worker.model.layers.attention import Tables
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
@@ -21,6 +20,7 @@ from octavo_worker.model.layers.mixer import Mixer
 from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
 from octavo_worker.model.layers.norm import AddNorm, Input
 from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
+from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.numerics import DECODER
 from octavo_worker.ranks.group import Group
 
@@ -91,7 +91,6 @@ class Decoder:
         self.dtype = layers.embed.dtype
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size
-        self.num_heads = config.num_heads if config.has_even_heads else 0
         self.cache = tuple(block.attention.kept(self.dtype) for block in layers.blocks)
         self.states = tuple(mixer.state if isinstance(mixer, RecurrentMixer) else None for mixer in self._mixers)
         # Gemma was trained with the multiplier rounded to the weights' dtype.
@@ -107,7 +106,7 @@ class Decoder:
         """Mixtures of the layers that have one."""
         return [block.mlp.mixture for block in self.layers.blocks if isinstance(block.mlp, ExpertMlp)]
 
-    def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None:
+    def bind(self, caches: Sequence[Tensor | None], block_size: int, max_model_len: int) -> None:
         tables = Tables.of(self.config, max_model_len, self.dtype, self.device)
         for block, cache in zip(self.layers.blocks, caches, strict=True):
             block.attention.bind(cache, block_size, tables)

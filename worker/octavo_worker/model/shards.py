@@ -41,13 +41,23 @@ class Shards:
     def config(self) -> DecoderConfig:
         """The decoder as this rank computes it. Hidden states and the vocabulary are whole."""
         layers = tuple(
-            replace(layer, attention=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
+            replace(layer, attention=self._mixer(layer.attention), mlp=self._mlp(layer.mlp))
             for layer in self.whole.layers
         )
         return replace(self.whole, num_heads=len(self._heads), num_kv_heads=len(self._kv_heads), layers=layers)
 
-    def _attention(self, layer: AttentionLayer) -> AttentionLayer:
-        return layer if layer.heads is None else replace(layer, heads=len(self.rank.share(layer.heads)))
+    def of(self, layer: AttentionLayer) -> Shards:
+        """Shards of that layer's attention."""
+        seen = self.whole.of(layer)
+        return self if seen is self.whole else Shards(seen, self.rank)
+
+    def _mixer(self, layer: AttentionLayer | RecurrentLayer) -> AttentionLayer | RecurrentLayer:
+        """Heads of a layer that has some of its own."""
+        if not isinstance(layer, AttentionLayer):
+            return self.recurrent(layer)
+        heads = None if layer.heads is None else len(self.rank.share(layer.heads))
+        kv_heads = None if layer.kv_heads is None else len(_kv_heads(layer.kv_heads, self.rank))
+        return replace(layer, heads=heads, kv_heads=kv_heads)
 
     def _mlp(self, mlp: DenseMlp | MixtureMlp) -> DenseMlp | MixtureMlp:
         if isinstance(mlp, DenseMlp):
@@ -129,11 +139,10 @@ def are_whole(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks) -> boo
 
 def check_divisible(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks = "auto") -> None:
     """Checks that ranks can share the model. Raises `UnsupportedModel` with the reason."""
-    kv_heads = config.num_kv_heads
-    all_heads = {config.num_heads, *(layer.attention.heads or config.num_heads for layer in config.layers)}
-    problems = [f"{heads} attention heads" for heads in sorted(all_heads) if heads % ranks]
-    if kv_heads % ranks and ranks % kv_heads:
-        problems.append(f"{kv_heads} heads of keys and values")
+    seen = [config, *config.attentions]
+    problems = [f"{heads} attention heads" for heads in sorted({c.num_heads for c in seen}) if heads % ranks]
+    odd = {c.num_kv_heads for c in seen if c.num_kv_heads % ranks and ranks % c.num_kv_heads}
+    problems += [f"{kv_heads} heads of keys and values" for kv_heads in sorted(odd)]
     mixtures = [layer.mlp for layer in config.layers if isinstance(layer.mlp, MixtureMlp)]
     widths = {layer.mlp.width for layer in config.layers if isinstance(layer.mlp, DenseMlp)}
     widths |= {mlp.shared for mlp in mixtures}

@@ -10,12 +10,14 @@ from torch import Tensor
 from octavo_worker.model.checkpoint.formats import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.checkpoint.mixtures import MixtureReader, without_bias
+from octavo_worker.model.checkpoint.recurrent import RecurrentReader
 from octavo_worker.model.checkpoint.source import Cut
-from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, Layer, MixtureMlp
+from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, Layer, MixtureMlp, RecurrentLayer
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.attention import Attention, HeadWeights
 from octavo_worker.model.layers.block import Block, ParallelBlock
 from octavo_worker.model.layers.linear import Dense, Linear
+from octavo_worker.model.layers.mixer import Mixer
 from octavo_worker.model.layers.mixture import ExpertMlp
 from octavo_worker.model.layers.mlp import GatedMlp, Mlp, PlainMlp
 from octavo_worker.model.layers.norm import AddNorm, LayerNorm, Norm, RmsNorm
@@ -90,16 +92,21 @@ class _Builder:
         after_attention, after_mlp = [None if name is None else self._norm(at + name) for name in ends]
         mlp_norm = self._norm(at + names.mlp_norm) if layer.norms in ("before", "both") else None
         return kind(
-            attention=self._attention(at, layer.attention),
+            attention=self._mixer(at, layer.attention),
             attention_end=AddNorm(mlp_norm, after_attention, c.residual_multiplier),
             mlp=self._mlp(at, layer.mlp) if isinstance(layer.mlp, DenseMlp) else self._mixture(at, layer.mlp),
             mlp_end=AddNorm(next_norm, after_mlp, c.residual_multiplier),
         )
 
+    def _mixer(self, at: str, layer: AttentionLayer | RecurrentLayer) -> Mixer:
+        if isinstance(layer, AttentionLayer):
+            return self._attention(at, layer)
+        group = None if self.split is None else self.split.group
+        return RecurrentReader(self.config, self.reader, self.form, self.shards, group).read(at, layer)
+
     def _attention(self, at: str, layer: AttentionLayer) -> Attention:
-        c, names = self.config.of_layer(layer), self.names
-        shards = None if self.shards is None or c is self.config else Shards(c, self.shards.rank)
-        shards = shards or self.shards
+        c, names = self.config.of(layer), self.names
+        shards = self.shards and self.shards.of(layer)
         q, kv = c.q_size, c.kv_size
         rows = (q, kv, kv) if len(names.qkv) == 3 else (q + 2 * kv,)
         held = shards and shards.qkv(len(names.qkv))
@@ -112,7 +119,7 @@ class _Builder:
         norms = [self._vector(at + name, size) for name, size in zip((names.q_norm, names.k_norm), sizes, strict=False)]
         out = self._last(at + names.out, q, c.out_bias, shards and shards.out())
         gate = None if c.output_gate is None else self._output_gate(at + names.output_gate, c, shards)
-        weights = HeadWeights(norms, self._sinks(at + names.sinks) if c.sinks else None, gate)
+        weights = HeadWeights(norms, self._sinks(at + names.sinks, c, shards) if c.sinks else None, gate)
         return Attention(c if shards is None else shards.config, layer, qkv, out, weights)
 
     def _output_gate(self, name: str, c: DecoderConfig, shards: Shards | None) -> AttentionGate:
@@ -120,10 +127,10 @@ class _Builder:
         matrix = Matrix([name], [c.gate_size], c.hidden_size, held=shards and shards.output_gate())
         return AttentionGate(self.form.linear(matrix, self.reader), c.output_gate.activation)
 
-    def _sinks(self, name: str) -> Tensor:
+    def _sinks(self, name: str, c: DecoderConfig, shards: Shards | None) -> Tensor:
         """Sinks of this rank's heads, in the type in which scores are computed."""
-        heads = self.config.num_heads
-        held = range(heads) if self.shards is None else self.shards.heads
+        heads = c.num_heads
+        held = range(heads) if shards is None else shards.heads
         sinks = torch.empty(len(held), dtype=torch.float32, device=self.reader.device)
         self.reader.source.read(name, sinks, cut=Cut((heads,), [held]))
         return sinks

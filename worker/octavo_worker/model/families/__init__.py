@@ -8,6 +8,7 @@ from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import NEXT, UnsupportedModel
 from octavo_worker.model.families.family import Family
+from octavo_worker.model.families.hybrids import HYBRIDS
 from octavo_worker.model.families.kin import GEMMAS, GRANITES, OLMOS
 from octavo_worker.model.families.layer_normed import LAYER_NORMED
 from octavo_worker.model.families.llama import LLAMAS
@@ -16,7 +17,7 @@ from octavo_worker.model.families.wrappers import BOTH_DIRECTIONS, WRAPPERS, is_
 
 __all__ = ["FAMILIES", "STATED", "WRAPPERS", "decoder_config", "family_of", "reject"]
 
-FAMILIES: dict[str, Family] = {**LLAMAS, **OLMOS, **GEMMAS, **GRANITES, **LAYER_NORMED, **MIXTURES}
+FAMILIES: dict[str, Family] = {**LLAMAS, **OLMOS, **GEMMAS, **GRANITES, **LAYER_NORMED, **MIXTURES, **HYBRIDS}
 """By the `model_type` of their config.json, or of its text part."""
 
 LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
@@ -33,7 +34,9 @@ def reject(config: ModelConfig) -> None:
         raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models; {NEXT}")
     if kind in BOTH_DIRECTIONS:
         raise UnsupportedModel(f"{kind!r} reads prompts in both directions; octavo serves causal models only; {NEXT}")
-    if strange := sorted(set(getattr(text, "layer_types", None) or []) - LAYER_KINDS):
+    family = family_of(config)
+    known = family is not None and family.recurrent is not None
+    if not known and (strange := sorted(set(getattr(text, "layer_types", None) or []) - LAYER_KINDS)):
         raise UnsupportedModel(
             f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work; {NEXT}"
         )

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_worker.model.checkpoint.names import Names
-from octavo_worker.model.config import Activation, AttentionLayer, DecoderConfig, DenseMlp, Layer, MixtureMlp, Places
+from octavo_worker.model.config import (
+    Activation,
+    AttentionLayer,
+    DecoderConfig,
+    DenseMlp,
+    Layer,
+    MixtureMlp,
+    Places,
+    RecurrentLayer,
+)
 from octavo_worker.model.config_file import ModelConfig, Stated
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.model.rope import Rope, head_dim_of, rope_of
@@ -29,6 +38,8 @@ Rotation = tuple[dict[str, Rope], Sequence[str | None]]
 Differences = Mapping[str, Any]
 Mlps = Callable[[ModelConfig], Sequence[DenseMlp | MixtureMlp]]
 """The MLP of each layer."""
+Recurrent = Callable[[ModelConfig], Sequence[RecurrentLayer | None]]
+"""The recurrent mixer of each layer, None where it is attention."""
 LLAMA = Names()
 
 
@@ -86,9 +97,9 @@ class Family:
     """Differences of a family from Llama: RMS norms before both sublayers, rotary embeddings, a gated MLP.
 
     `fields` are values of its `DecoderConfig`, `differences` those that its config states in fields of its own; among
-    them `scale` or `scales` (of each layer's scores), and `heads` (of each layer). A window counts only if the family
-    `slides`, whatever its files say. A config that is not `as_described` takes the transformers route. `stated`: what
-    makes a config.json readable without transformers; None: nothing does.
+    them `scale` or `scales` (of each layer's scores), and `attention` (other fields of each `AttentionLayer`). A window
+    counts only if the family `slides`, whatever its files say. A config that is not `as_described` takes the
+    transformers route. `stated`: what makes a config.json readable without transformers; None: nothing does.
     """
 
     names: Names = LLAMA
@@ -98,6 +109,7 @@ class Family:
     interleaved: bool = False
     width: Callable[[ModelConfig], int] = width_of
     mlps: Mlps | None = None  # all dense, of that width
+    recurrent: Recurrent | None = None  # all are attention
     norm_eps: str | float = "rms_norm_eps"  # a field of the config, or a constant
     fields: Differences = field(default_factory=dict)
     differences: Callable[[ModelConfig], Differences] = no_differences
@@ -113,10 +125,14 @@ class Family:
         scales = differences.pop("scales", [scale] * config.num_hidden_layers)
         norms = differences.pop("norms", self.norms)
         ropes, rotated = self.rotation(config, max_model_len)
-        heads = differences.pop("heads", [None] * config.num_hidden_layers)
-        attentions = [AttentionLayer(*each) for each in zip(scales, self._windows(config), rotated, heads, strict=True)]
+        own = differences.pop("attention", [{}] * config.num_hidden_layers)
+        each = zip(scales, self._windows(config), rotated, own, strict=True)
+        attentions = [AttentionLayer(scale, window, rope, **fields) for scale, window, rope, fields in each]
+        mixers: Sequence[AttentionLayer | RecurrentLayer] = attentions
+        if self.recurrent is not None:
+            mixers = [layer or attention for layer, attention in zip(self.recurrent(config), attentions, strict=True)]
         mlps = self.mlps(config) if self.mlps else [DenseMlp(self.width(config))] * config.num_hidden_layers
-        layers = [Layer(*each, norms) for each in zip(attentions, mlps, strict=True)]
+        layers = [Layer(*each, norms) for each in zip(mixers, mlps, strict=True)]
         bias = getattr(config, "attention_bias", False)
         described: dict[str, Any] = {
             "family": config.model_type,
@@ -133,7 +149,7 @@ class Family:
             "qkv_bias": bias,
             "out_bias": bias,
             "mlp_bias": getattr(config, "mlp_bias", False),
-            "activation": _activation(config, gated=self.fields.get("gated", True)),
+            "activation": self.fields.get("activation") or _activation(config, gated=self.fields.get("gated", True)),
             "interleaved": 2 * len(ropes["rope"].inv_freq) if self.interleaved and ropes else 0,
             "tied": getattr(config, "tie_word_embeddings", False),
         }

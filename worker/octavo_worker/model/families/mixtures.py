@@ -200,7 +200,7 @@ def _laguna(config: ModelConfig) -> MixtureMlp:
 def _laguna_values(config: ModelConfig) -> Differences:
     heads = list(config.num_attention_heads_per_layer)
     gate = OutputGate("softplus", by_head=config.gating in (True, "per-head"))
-    return {"heads": heads, "num_heads": max(heads), "output_gate": gate}
+    return {"attention": [{"heads": each} for each in heads], "num_heads": max(heads), "output_gate": gate}
 
 
 def _is_not_capped(config: ModelConfig) -> bool:

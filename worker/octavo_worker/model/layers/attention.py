@@ -17,22 +17,8 @@ from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
 from octavo_worker.model.layers.output_gate import AttentionGate
+from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.transfer import dtype_name
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """Tables by position: the rotary ones by the names that the config gives them, and the factors of queries."""
-
-    cos_sin: Mapping[str, Tensor]
-    temperature: Tensor | None = None
-
-    @classmethod
-    def of(cls, config: DecoderConfig, positions: int, dtype: torch.dtype, device: torch.device) -> Tables:
-        """Tables of so many positions, for values of the type `dtype`."""
-        cos_sin = {name: rope.cos_sin(positions).to(device) for name, rope in config.ropes.items()}
-        factors = None if config.temperature is None else config.temperature.table(positions).to(device, dtype)
-        return cls(cos_sin, factors)
 
 
 class HeadNorms(TypedDict):
@@ -81,19 +67,20 @@ class Attention:
         self.cache = torch.empty(0)
         self.cos_sin: Tensor | None = None
         self.temperature: Tensor | None = None
+        self.shape = self.kept(torch.float32).shape
         self.reading = Reading(block_size=0, sliding_window=layer.sliding_window, softcap=config.softcap)
 
     def kept(self, dtype: torch.dtype) -> CacheSpec:
         """The layer's cache of a token, if keys and values are of the type `dtype`."""
-        c = self.config
-        return CacheSpec(c.num_kv_heads, c.head_dim, c.head_dim, dtype_name(dtype), self.layer.sliding_window)
+        return self.config.kept(self.layer, dtype_name(dtype))
 
     @property
     def kind(self) -> Hashable:
         """Equal to that of a layer whose steps take the same kernels."""
-        return *self.reading.values(), self.layer.rope, self.config.num_heads
+        return *self.reading.values(), self.layer.rope, self.shape
 
-    def bind(self, cache: Tensor, block_size: int, tables: Tables) -> None:
+    def bind(self, cache: Tensor | None, block_size: int, tables: Tables) -> None:
+        assert cache is not None
         self.cache = cache
         self.reading["block_size"] = block_size
         self.cos_sin = None if self.layer.rope is None else tables.cos_sin[self.layer.rope]
@@ -115,33 +102,36 @@ class Attention:
         self.gate.apply(factors, b.attended)
 
     def _attend(self, x: Input, b: Buffers, batch: Batch) -> None:
-        self.qkv.apply(x, b.qkv)
-        self._adjust(b, batch)
-        written = (b.qkv, b.q, self.cache, batch.slots, batch.positions, self.cos_sin)
+        c, rows = self.config, len(b.qkv)
+        qkv, q = b.narrowed(b.qkv, c.q_size + 2 * c.kv_size), b.narrowed(b.q, c.q_size)
+        q, b.attended = (each.view(rows, c.num_heads, c.head_dim) for each in (q, b.narrowed(b.room, c.q_size)))
+        self.qkv.apply(x, qkv)
+        self._adjust(qkv, batch)
+        written = (qkv, q, self.cache, batch.slots, batch.positions, self.cos_sin)
         queries = (batch.context_lens, batch.query_start, b.attended, self.layer.scale)
-        plan = batch.plans.get(self.layer.sliding_window)
+        plan = batch.plans.get(self.shape)
         if batch.stage is None and self.rotated_weight is None:
             tables = batch.block_tables
             ops.rope_attention(*written, tables, *queries, sinks=self.sinks, plan=plan, **self.norms, **self.reading)
             return
         ops.rope_write_kv(*written, block_size=self.reading["block_size"], **self.norms)
         if self.rotated_weight is not None:
-            b.q.mul_(self.rotated_weight)
+            q.mul_(self.rotated_weight)
         cache, tables = self.cache, batch.block_tables
         if batch.stage is not None:
             cache, tables = batch.stage.gather(self.cache), batch.stage.tables  # with what was just written
-        ops.paged_attention(b.q, cache, tables, *queries, sinks=self.sinks, plan=plan, **self.reading)
+        ops.paged_attention(q, cache, tables, *queries, sinks=self.sinks, plan=plan, **self.reading)
 
-    def _adjust(self, b: Buffers, batch: Batch) -> None:
+    def _adjust(self, qkv: Tensor, batch: Batch) -> None:
         """Changes of queries, keys and values before the rotation, each by itself or by its row."""
         c = self.config
         if c.qkv_clip is not None:
-            b.qkv.clamp_(-c.qkv_clip, c.qkv_clip)
+            qkv.clamp_(-c.qkv_clip, c.qkv_clip)
         if self.whole_norms:
-            for part, norm in zip(b.qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1), self.whole_norms, strict=False):
+            for part, norm in zip(qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1), self.whole_norms, strict=False):
                 norm.apply(part, part)
         if self.temperature is not None:  # a rotation is linear: before it is as good as after it
-            b.qkv[:, : c.q_size].mul_(self.temperature[batch.positions])
+            qkv[:, : c.q_size].mul_(self.temperature[batch.positions])
 
     def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
         """The output of `b.attended`, added to the residual stream `b.hidden`, and normalised for what follows."""
