@@ -80,6 +80,14 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option("GiB of the KV cache; by default what is free.", flag="kv_memory", unit=GIB, gt=0),
     ] = None
+    state_slots: Annotated[
+        int | None,
+        Option(
+            "States of sequences that models with recurrent layers keep, running ones and snapshots; by default as "
+            "many as half of the cache's memory holds: two for each of --max-running, and snapshots.",
+            gt=1,
+        ),
+    ] = None
     gpu_memory: Annotated[
         float, Option("Share of a GPU's memory to use; the KV cache takes what the model leaves.", gt=0, le=1)
     ] = 0.9

@@ -25,13 +25,13 @@ class CausalModel(Protocol):
     `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into logits,
     float32 or of `dtype`. While it is `shortened`, layers may be left out, but no kernel. `cache` says what each
     layer keeps, in the model's own type, None where it keeps nothing, and `bind` gives each layer its part of the
-    blocks. `is_capturable`: whether its steps can be captured in CUDA
-    graphs; None: only a trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were
-    alone. `route`: the code that computes it, with its revision. `forms`: those of quantised weights, in words.
-    `factors`: those of LongRoPE, short or long; empty: it has none. `has_whole_experts`: each rank has some of the
-    experts, and not a part of all. `kept_bytes` are those of a token that it keeps
-    beside keys and values. `states` says what recurrent layers keep of a sequence, None where a layer keeps nothing,
-    and `bind_states` gives each its part of the slots. With a `group` heads are those of one of its ranks, and so are the tokens of `logits`.
+    blocks. `states` says what recurrent layers keep of a sequence, None where a layer has no state, and `bind_states`
+    gives each its part of the slots. `is_capturable`: whether its steps can be captured in CUDA graphs; None: only a
+    trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone. `route`: the code that
+    computes it, with its revision. `forms`: those of quantised weights, in words. `factors`: those of LongRoPE, short
+    or long; empty: it has none. `has_whole_experts`: each rank has some of the experts, and not a part of all.
+    `kept_bytes` are those of a token that it keeps beside keys and values. With a `group` heads are those of one of its
+    ranks, and so are the tokens of `logits`.
     """
 
     group: Group | None
@@ -45,14 +45,12 @@ class CausalModel(Protocol):
     device: torch.device
     vocab_size: int
     cache: tuple[CacheSpec | None, ...]
+    states: tuple[StateSpec | None, ...]
 
     @property
     def is_capturable(self) -> bool | None: ...
 
     def bind(self, caches: Sequence[Tensor | None], block_size: int, max_model_len: int) -> None: ...
-
-    @property
-    def states(self) -> Sequence[StateSpec | None]: ...
 
     def bind_states(self, states: Sequence[LayerStates | None]) -> None: ...
 

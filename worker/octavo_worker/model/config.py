@@ -90,6 +90,10 @@ class DeltaLayer:
         """Shape of its recurrence."""
         return self.heads, self.key_dim, self.value_dim
 
+    @property
+    def beta_scale(self) -> float:
+        return 2.0 if self.negative else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class SsmLayer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,14 +40,8 @@ def moves_of(moves: Sequence[StateMove | None], query_start: Tensor) -> Moves | 
     if not any(move is not None for move in moves):
         return None
     made = StateMoves.of(moves)
-
-    def on_device(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(query_start.device)
-
-    return Moves(
-        query_start, on_device(made.read), on_device(made.write), on_device(made.keep_start), on_device(made.keep_after),
-        on_device(made.keep_slot),
-    )  # fmt: skip
+    words = (made.read, made.write, made.keep_start, made.keep_after, made.keep_slot)
+    return Moves(query_start, *(torch.from_numpy(each).to(query_start.device) for each in words))
 
 
 def copy_slots(slots: Tensor, pairs: Sequence[tuple[int, int]]) -> None:

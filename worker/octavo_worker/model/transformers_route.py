@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from octavo_kernels import ops
+from octavo_kernels.ops import LayerStates
 from octavo_worker.contract.cache import AttentionShape
+from octavo_worker.contract.state import StateSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.errors import CheckpointError
@@ -63,6 +65,7 @@ class TransformersModel:
     uniform = False
     factors = ""
     has_whole_experts = False
+    states: tuple[StateSpec | None, ...] = ()
     kept_bytes = 0
     group: Group | None = None
 
@@ -83,6 +86,9 @@ class TransformersModel:
     def bind(self, caches: Sequence[Tensor | None], block_size: int, max_model_len: int) -> None:
         self.step.caches = [cache for cache in caches if cache is not None]  # every layer keeps something
         self.step.block_size = block_size
+
+    def bind_states(self, states: Sequence[LayerStates | None]) -> None:
+        """It keeps none."""
 
     def shortened(self) -> AbstractContextManager[None]:
         return nullcontext()

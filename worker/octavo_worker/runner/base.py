@@ -83,7 +83,8 @@ class BaseRunner:
         self.num_state_slots, self.num_host_state_slots = cache.num_state_slots, cache.num_host_state_slots
         self.first_host_state_slot = cache.num_state_slots
         self.state_layout = StateLayout.of(self.model.states)
-        self.states = empty_slots(self.state_layout, cache.num_state_slots + cache.num_host_state_slots, self.model.device)
+        slots = cache.num_state_slots + cache.num_host_state_slots
+        self.states = empty_slots(self.state_layout, slots, self.model.device)
         if self.state_layout.slot_bytes:
             self.model.bind_states(layer_states(self.states, self.state_layout))
 

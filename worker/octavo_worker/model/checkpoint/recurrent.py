@@ -45,8 +45,9 @@ class RecurrentReader:
         convolution = self._convolution(at, whole)
         if isinstance(layer, ConvLayer):
             return ConvMixer(layer, state, inputs, out, convolution)
-        heads = Segment(layer.heads, 1) if layer is whole else Segment(whole.inner.units, 1)
-        rates, dt_bias = self._vector(at + self.names.rates, heads).exp().neg(), self._vector(at + self.names.dt_bias, heads)
+        heads = Segment(whole.inner.units, 1)
+        rates = self._vector(at + self.names.rates, heads).exp().neg()
+        dt_bias = self._vector(at + self.names.dt_bias, heads)
         if isinstance(layer, DeltaLayer):
             norm = GatedNorm(self._head_norm(at, layer), layer.value_dim, layer.norm_eps)
             return DeltaMixer(layer, state, inputs, out, DeltaWeights(convolution, norm, rates, dt_bias))

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo_kernels.ops import LayerStates
 from octavo_worker.contract.cache import CacheSpec
+from octavo_worker.contract.state import StateSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.eagle.features import Features
@@ -48,6 +50,7 @@ class EagleHead:
     uniform = False
     factors = ""
     has_whole_experts = False
+    states: tuple[StateSpec | None, ...] = ()
 
     def __init__(self, config: DecoderConfig, layers: HeadLayers, features: Features, tokens: int) -> None:
         """`config` is that of its one layer. Passes have up to `tokens` tokens."""
@@ -67,6 +70,9 @@ class EagleHead:
     def bind(self, caches: Sequence[Tensor | None], block_size: int, max_model_len: int) -> None:
         tables = Tables.of(self.config, max_model_len, self.dtype, self.device)
         self.layers.block.attention.bind(caches[0], block_size, tables)
+
+    def bind_states(self, states: Sequence[LayerStates | None]) -> None:
+        """It keeps none."""
 
     def shortened(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -37,7 +37,8 @@ class RecurrentMixer(ABC):
         """Equal to that of a layer whose steps take the same kernels."""
 
     def kept(self, dtype: torch.dtype) -> None:
-        """Nothing of a token."""
+        """It keeps nothing of a token."""
+        return
 
     def bind(self, cache: Tensor | None, block_size: int, tables: Tables) -> None:
         assert cache is None
