@@ -27,9 +27,9 @@ class CausalModel(Protocol):
     layer keeps, in the model's own type, None where it keeps nothing, and `bind` gives each layer its part of the
     blocks. `states` says what recurrent layers keep of a sequence, None where a layer has no state, and `bind_states`
     gives each its part of the slots. `is_capturable`: whether its steps can be captured in CUDA graphs; None: only a
-    trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone. `route`: the code that
-    computes it, with its revision. `forms`: those of quantised weights, in words. `factors`: those of LongRoPE, short
-    or long; empty: it has none. `has_whole_experts`: each rank has some of the experts, and not a part of all.
+    trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone. `route`: the code
+    that computes it, with its revision. `forms`: those of quantised weights, in words. `factors`: those of LongRoPE,
+    short or long; empty: it has none. `has_whole_experts`: each rank has some of the experts, and not a part of all.
     `kept_bytes` are those of a token that it keeps beside keys and values. With a `group` heads are those of one of its
     ranks, and so are the tokens of `logits`.
     """

@@ -37,10 +37,11 @@ class AttentionLayer:
 @dataclass(frozen=True, slots=True)
 class OutputGate:
     """Factors of attention's output, `activation` of a product with the layer's input: one for each head, or for each
-    of its values."""
+    of its values. One `in_queries` is stored with them: the rows of each head's query, then those of its gate."""
 
     activation: Literal["sigmoid", "softplus"]
     by_head: bool = False
+    in_queries: bool = False
 
 
 class Segment(NamedTuple):

@@ -114,18 +114,22 @@ class _Builder:
         matrix = Matrix([at + name for name in names.qkv], rows, c.hidden_size, c.qkv_bias, names.transposed, held)
         if order is not None:
             matrix = replace(matrix, orders=(order, order, None))
+        gate_matrix = c.output_gate and self._gate_matrix(at + names.output_gate, c, shards)
+        if c.output_gate is not None and c.output_gate.in_queries:
+            matrix, gate_matrix = _apart(matrix, range(c.num_heads) if shards is None else shards.heads, c.head_dim)
         qkv = self.form.linear(matrix, self.reader)
         sizes = {"whole": (q, kv), "none": ()}.get(c.qk_norm, (c.head_dim, c.head_dim))
         norms = [self._vector(at + name, size) for name, size in zip((names.q_norm, names.k_norm), sizes, strict=False)]
         out = self._last(at + names.out, q, c.out_bias, shards and shards.out())
-        gate = None if c.output_gate is None else self._output_gate(at + names.output_gate, c, shards)
+        gate = None
+        if c.output_gate is not None and gate_matrix is not None:
+            gate = AttentionGate(self.form.linear(gate_matrix, self.reader), c.output_gate.activation)
         weights = HeadWeights(norms, self._sinks(at + names.sinks, c, shards) if c.sinks else None, gate)
         return Attention(c if shards is None else shards.config, layer, qkv, out, weights)
 
-    def _output_gate(self, name: str, c: DecoderConfig, shards: Shards | None) -> AttentionGate:
-        assert c.output_gate is not None
-        matrix = Matrix([name], [c.gate_size], c.hidden_size, held=shards and shards.output_gate())
-        return AttentionGate(self.form.linear(matrix, self.reader), c.output_gate.activation)
+    @staticmethod
+    def _gate_matrix(name: str, c: DecoderConfig, shards: Shards | None) -> Matrix:
+        return Matrix([name], [c.gate_size], c.hidden_size, held=shards and shards.output_gate())
 
     def _sinks(self, name: str, c: DecoderConfig, shards: Shards | None) -> Tensor:
         """Sinks of this rank's heads, in the type in which scores are computed."""
@@ -192,3 +196,16 @@ class _Builder:
             return weight
         self.reader.source.wait()
         return weight + self.config.norm_offset
+
+
+def _apart(matrix: Matrix, heads: range, head_dim: int) -> tuple[Matrix, Matrix]:
+    """Queries, keys and values, and the gates that lie between the queries of a matrix: in its first part rows of each
+    of `heads` are those of its query, then those of its gate."""
+    depth, rows = range(matrix.depth), (2 * matrix.rows[0], *matrix.rows[1:])
+    queries, gates = (
+        [range(start, start + head_dim) for start in ((2 * head + half) * head_dim for head in heads)]
+        for half in range(2)
+    )
+    others = [[range(size)] for size in matrix.rows[1:]] if matrix.held is None else matrix.held.rows[1:]
+    gate = Matrix(matrix.names[:1], rows[:1], matrix.depth, matrix.biased, held=Held([gates], depth))
+    return replace(matrix, rows=rows, held=Held([queries, *others], depth)), gate

@@ -63,6 +63,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "qwen2_5_vl": VISUAL,
     "qwen2_audio": HEARD,
     "qwen2_vl": VISUAL,
+    "qwen3_5": Wrapper(("visual", "mtp")),
     "qwen3_vl": VISUAL,
     "qwen3_vl_moe": VISUAL,
     "smolvlm": CONNECTED,

@@ -58,7 +58,8 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """Rank 0's decision on all ranks' memory, whose ids of blocks and slots are the same on each, and the handles of all ranks."""
+    """Rank 0's decision on all ranks' memory, whose ids of blocks and slots are the same on each, and the handles of
+    all ranks."""
 
     num_blocks: int
     num_host_blocks: int
