@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from transformers import Lfm2Config, PreTrainedConfig, Qwen3_5TextConfig
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BambaConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
+    OlmoHybridConfig,
+    PreTrainedConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 
-from .tiny import COMMON
+from .mixed import EXPERTS, FOUR, MULTIPLIED
 
-FOUR: dict[str, Any] = {**COMMON, "num_hidden_layers": 4}
 QWEN: dict[str, Any] = {
     **FOUR,
     "head_dim": 16,
@@ -28,6 +40,14 @@ WIDE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 32,
+}
+
 HYBRID: dict[str, PreTrainedConfig] = {
     "lfm2": Lfm2Config(**FOUR, layer_types=["conv", "conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
     "lfm2-adjusted": Lfm2Config(
@@ -36,4 +56,47 @@ HYBRID: dict[str, PreTrainedConfig] = {
     ),
     "qwen3_5": Qwen3_5TextConfig(**QWEN),
     "qwen3_5-biased": Qwen3_5TextConfig(**WIDE),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(**QWEN, **EXPERTS, shared_expert_intermediate_size=48),
+    "qwen3_next": Qwen3NextConfig(
+        **QWEN, **EXPERTS, shared_expert_intermediate_size=48, decoder_sparse_step=2, norm_topk_prob=False
+    ),
+    "lfm2_moe": Lfm2MoeConfig(
+        **FOUR, **EXPERTS, num_dense_layers=1, routed_scaling_factor=1.7,
+        layer_types=["conv", "conv", "full_attention", "conv"],
+    ),
+    "lfm2_moe-even": Lfm2MoeConfig(
+        **FOUR, **EXPERTS, num_dense_layers=0, use_expert_bias=False, norm_topk_prob=False,
+        layer_types=["full_attention", "conv", "conv", "full_attention"],
+    ),
+    "olmo_hybrid": OlmoHybridConfig(**FOUR, rope_parameters=None),
+    "olmo_hybrid-rotated": OlmoHybridConfig(
+        **FOUR, linear_allow_neg_eigval=False, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
+        layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 900.0},
+    ),
+    "bamba": BambaConfig(**FOUR, **MAMBA, attn_layer_indices=[1]),
+    "granitemoehybrid": GraniteMoeHybridConfig(
+        **FOUR, **MAMBA, **MULTIPLIED, num_local_experts=0, shared_intermediate_size=48,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+        position_embedding_type="rope",
+    ),
+    "granitemoehybrid-experts": GraniteMoeHybridConfig(
+        **{**FOUR, "intermediate_size": 32}, **MAMBA, **MULTIPLIED, num_local_experts=8, num_experts_per_tok=3,
+        shared_intermediate_size=48, mamba_conv_bias=False, mamba_proj_bias=True, time_step_limit=(0.01, 0.5),
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    ),
 }  # fmt: skip
+
+
+def mend_convolutions(folder: Path, config: OlmoHybridConfig) -> None:
+    """Cut OLMo's convolutions where releases have them cut: transformers 5.24 saves three even parts, which it joins
+    again."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = config.linear_num_value_heads * config.linear_value_head_dim
+    for name in [name for name in tensors if name.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{part}_conv1d") for part in ("q", "k", "v")]
+        whole = torch.cat([tensors[each] for each in names])
+        tensors |= {each: part.clone() for each, part in zip(names, whole.split([keys, keys, values]), strict=True)}
+    save_file(tensors, file, {"format": "pt"})

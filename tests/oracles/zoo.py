@@ -19,6 +19,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
+    OlmoHybridConfig,
     OPTConfig,
     Phi3Config,
     PhiConfig,
@@ -29,6 +30,7 @@ from transformers import (
 )
 
 from .cousins import COUSINS
+from .hybrid import mend_convolutions
 from .mixed import MIXED
 from .tiny import COMMON, CONTEXT, VOCAB
 
@@ -172,4 +174,6 @@ def widen(model: PreTrainedModel, width: float) -> None:
 def save(name: str, folder: Path, config: PreTrainedConfig | None = None, width: float = 2.5) -> PreTrainedModel:
     model = build(name, config, width)
     model.save_pretrained(folder)
+    if isinstance(model.config, OlmoHybridConfig):
+        mend_convolutions(folder, model.config)
     return model

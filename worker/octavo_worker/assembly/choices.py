@@ -15,7 +15,7 @@ from octavo_worker.contract.cache import CacheSpec, shapes_of
 from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
 from octavo_worker.model.checkpoint.formats import DenseFormat, Format, OnlineFormat, format_of
-from octavo_worker.model.config import AttentionLayer, DecoderConfig
+from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.families import STATED, decoder_config, family_of, reject
@@ -104,8 +104,8 @@ def kept_of(described: DecoderConfig | None, trial: Trial | None, dtype: torch.d
     if trial is not None:
         return trial.cache
     assert described is not None
-    mixers, kept = [layer.attention for layer in described.layers], dtype_name(dtype)
-    return [described.of(m).kept(m, kept) if isinstance(m, AttentionLayer) else None for m in mixers]
+    layers, kept = described.attention_layers, dtype_name(dtype)
+    return [None if layer is None else described.of(layer).kept(layer, kept) for layer in layers]
 
 
 def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:

@@ -46,7 +46,11 @@ class Costs:
         `weight_bytes` are; what ranks exchange is left out, too."""
         hidden, seen = config.hidden_size, config.attentions
         attention = hidden * sum(2 * (c.q_size + c.kv_size) + c.gate_size for c in seen)
-        mlps = (3 if config.gated else 2) * hidden * sum(layer.mlp.columns for layer in config.layers)
+        mlps = (
+            (3 if config.gated else 2)
+            * hidden
+            * sum(0 if layer.mlp is None else layer.mlp.columns for layer in config.layers)
+        )
         return cls(
             layers=attention + mlps,
             head=hidden * len(vocabulary_of(config.vocab_size, Rank(0, ranks))),

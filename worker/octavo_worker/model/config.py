@@ -167,10 +167,18 @@ class ConvLayer:
 RecurrentLayer = DeltaLayer | SsmLayer | ConvLayer
 
 
-def state_of(layer: AttentionLayer | RecurrentLayer, dtype: str) -> StateSpec | None:
-    """The state of a sequence that a layer keeps, if the model's type is `dtype`; None: it keeps none."""
-    if isinstance(layer, AttentionLayer):
-        return None
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Attention and a recurrence that read the same rows; their outputs are added, each times its factor."""
+
+    attention: AttentionLayer
+    recurrent: RecurrentLayer
+    attention_factor: float = 1.0
+    recurrent_factor: float = 1.0
+
+
+def state_of(layer: RecurrentLayer, dtype: str) -> StateSpec:
+    """The state of a sequence that a layer keeps, if the model's type is `dtype`."""
     channels = sum(segment.size for segment in layer.convolved)
     return StateSpec(layer.matrix, (channels, layer.taps - 1), dtype)
 
@@ -211,10 +219,11 @@ class MixtureMlp:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block: `h += norm(attention(norm(h)))`, then the same with the MLP, with the norms that `norms` names."""
+    """One block: `h += norm(attention(norm(h)))`, then the same with the MLP, with the norms that `norms` names. One of
+    both may be absent."""
 
-    attention: AttentionLayer | RecurrentLayer
-    mlp: DenseMlp | MixtureMlp
+    attention: AttentionLayer | RecurrentLayer | Branches | None
+    mlp: DenseMlp | MixtureMlp | None
     norms: Places = "before"
 
 
@@ -266,6 +275,8 @@ class DecoderConfig:
     extra_layers: int = 0  # stored behind the last one, for guesses at tokens, and of no use here
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
+    gate_multiplier: float = 1.0  # of what MLPs' activation is applied to
+    mlp_multiplier: float = 1.0  # of MLPs' outputs
     logits_divisor: float = 1.0
     logits_multiplier: float = 1.0
     softcap: float = 0.0  # of attention scores
@@ -300,14 +311,28 @@ class DecoderConfig:
         )
 
     @property
+    def attention_layers(self) -> list[AttentionLayer | None]:
+        """The attention of each layer, None where there is none."""
+        mixers = [layer.attention for layer in self.layers]
+        parts = [mixer.attention if isinstance(mixer, Branches) else mixer for mixer in mixers]
+        return [part if isinstance(part, AttentionLayer) else None for part in parts]
+
+    @property
+    def recurrent_layers(self) -> list[RecurrentLayer | None]:
+        """The recurrence of each layer, None where there is none."""
+        mixers = [layer.attention for layer in self.layers]
+        parts = [mixer.recurrent if isinstance(mixer, Branches) else mixer for mixer in mixers]
+        return [None if isinstance(part, AttentionLayer) else part for part in parts]
+
+    @property
     def attentions(self) -> list[DecoderConfig]:
         """The config as the attention of each layer sees it."""
-        return [self.of(layer.attention) for layer in self.layers if isinstance(layer.attention, AttentionLayer)]
+        return [self.of(layer) for layer in self.attention_layers if layer is not None]
 
     @property
     def has_even_heads(self) -> bool:
         """True if heads are as many and as wide in all layers."""
-        return len({(c.num_heads, c.num_kv_heads, c.head_dim) for c in self.attentions}) == 1
+        return len({(c.num_heads, c.num_kv_heads, c.head_dim) for c in self.attentions}) <= 1
 
     def kept(self, layer: AttentionLayer, dtype: str) -> CacheSpec:
         """The cache of a token of the type `dtype` of that layer's attention, which sees this config."""

@@ -19,6 +19,7 @@ from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.mixer import Mixer
 from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
 from octavo_worker.model.layers.norm import AddNorm, Input
+from octavo_worker.model.layers.recurrent.branches import BranchMixer
 from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
 from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.numerics import DECODER
@@ -92,7 +93,9 @@ class Decoder:
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size
         self.cache = tuple(block.attention.kept(self.dtype) for block in layers.blocks)
-        self.states = tuple(mixer.state if isinstance(mixer, RecurrentMixer) else None for mixer in self._mixers)
+        self.states = tuple(
+            mixer.state if isinstance(mixer, RecurrentMixer | BranchMixer) else None for mixer in self._mixers
+        )
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self.buffers = Buffers.allocate(config, token_budget, self.dtype, self.device)
@@ -114,7 +117,7 @@ class Decoder:
     def bind_states(self, states: Sequence[LayerStates | None]) -> None:
         """Attaches each layer's part of the slots of states."""
         for mixer, part in zip(self._mixers, states, strict=True):
-            if isinstance(mixer, RecurrentMixer):
+            if isinstance(mixer, RecurrentMixer | BranchMixer):
                 assert part is not None
                 mixer.bind_states(part)
 

@@ -12,6 +12,7 @@ from octavo_worker.contract.options import ExpertsOfRanks
 from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.config import (
     AttentionLayer,
+    Branches,
     ConvLayer,
     DecoderConfig,
     DeltaLayer,
@@ -51,15 +52,24 @@ class Shards:
         seen = self.whole.of(layer)
         return self if seen is self.whole else Shards(seen, self.rank)
 
-    def _mixer(self, layer: AttentionLayer | RecurrentLayer) -> AttentionLayer | RecurrentLayer:
+    def _mixer(
+        self, mixer: AttentionLayer | RecurrentLayer | Branches | None
+    ) -> AttentionLayer | RecurrentLayer | Branches | None:
+        if isinstance(mixer, Branches):
+            return replace(mixer, attention=self._attention(mixer.attention), recurrent=self.recurrent(mixer.recurrent))
+        if mixer is None or isinstance(mixer, AttentionLayer):
+            return mixer and self._attention(mixer)
+        return self.recurrent(mixer)
+
+    def _attention(self, layer: AttentionLayer) -> AttentionLayer:
         """Heads of a layer that has some of its own."""
-        if not isinstance(layer, AttentionLayer):
-            return self.recurrent(layer)
         heads = None if layer.heads is None else len(self.rank.share(layer.heads))
         kv_heads = None if layer.kv_heads is None else len(_kv_heads(layer.kv_heads, self.rank))
         return replace(layer, heads=heads, kv_heads=kv_heads)
 
-    def _mlp(self, mlp: DenseMlp | MixtureMlp) -> DenseMlp | MixtureMlp:
+    def _mlp(self, mlp: DenseMlp | MixtureMlp | None) -> DenseMlp | MixtureMlp | None:
+        if mlp is None:
+            return None
         if isinstance(mlp, DenseMlp):
             return DenseMlp(len(self.rank.share(mlp.width)))
         width = mlp.width if self.has_whole_experts else len(self.rank.share(mlp.width))
@@ -168,9 +178,8 @@ def check_divisible(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks =
 
 def recurrent_problems(config: DecoderConfig, ranks: int) -> list[str]:
     """Parts of recurrent layers that so many ranks cannot share."""
-    layers = {layer.attention for layer in config.layers if not isinstance(layer.attention, AttentionLayer)}
     problems = set[str]()
-    for layer in layers:
+    for layer in {layer for layer in config.recurrent_layers if layer is not None}:
         units = {"heads of recurrent layers": layer.inner.units} if not isinstance(layer, ConvLayer) else {}
         match layer:
             case ConvLayer():

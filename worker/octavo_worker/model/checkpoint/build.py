@@ -12,7 +12,15 @@ from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.checkpoint.mixtures import MixtureReader, without_bias
 from octavo_worker.model.checkpoint.recurrent import RecurrentReader
 from octavo_worker.model.checkpoint.source import Cut
-from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, Layer, MixtureMlp, RecurrentLayer
+from octavo_worker.model.config import (
+    AttentionLayer,
+    Branches,
+    DecoderConfig,
+    DenseMlp,
+    Layer,
+    MixtureMlp,
+    RecurrentLayer,
+)
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.attention import Attention, HeadWeights
 from octavo_worker.model.layers.block import Block, ParallelBlock
@@ -22,6 +30,9 @@ from octavo_worker.model.layers.mixture import ExpertMlp
 from octavo_worker.model.layers.mlp import GatedMlp, Mlp, PlainMlp
 from octavo_worker.model.layers.norm import AddNorm, LayerNorm, Norm, RmsNorm
 from octavo_worker.model.layers.output_gate import AttentionGate
+from octavo_worker.model.layers.recurrent.branches import BranchMixer
+from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
+from octavo_worker.model.layers.sole import Absent, SoleMixer, SoleMlp
 from octavo_worker.model.layers.summed import Summed
 from octavo_worker.model.shards import Shards
 from octavo_worker.ranks.group import Group
@@ -87,6 +98,11 @@ class _Builder:
 
     def _block(self, at: str, layer: Layer, next_norm: Norm | None) -> Block:
         c, names = self.config, self.names
+        if layer.mlp is None:
+            end = AddNorm(next_norm, multiplier=c.residual_multiplier)
+            return SoleMixer(self._mixer(at, layer.attention), end, Absent(), AddNorm(None))
+        if layer.attention is None:
+            return SoleMlp(Absent(), AddNorm(None), self._any_mlp(at, layer.mlp), self._mlp_end(next_norm))
         kind = ParallelBlock if layer.norms == "parallel" else Block
         ends = (names.post_attn_norm, names.post_mlp_norm) if layer.norms in ("after", "both") else (None, None)
         after_attention, after_mlp = [None if name is None else self._norm(at + name) for name in ends]
@@ -94,13 +110,20 @@ class _Builder:
         return kind(
             attention=self._mixer(at, layer.attention),
             attention_end=AddNorm(mlp_norm, after_attention, c.residual_multiplier),
-            mlp=self._mlp(at, layer.mlp) if isinstance(layer.mlp, DenseMlp) else self._mixture(at, layer.mlp),
-            mlp_end=AddNorm(next_norm, after_mlp, c.residual_multiplier),
+            mlp=self._any_mlp(at, layer.mlp),
+            mlp_end=self._mlp_end(next_norm, after_mlp),
         )
 
-    def _mixer(self, at: str, layer: AttentionLayer | RecurrentLayer) -> Mixer:
-        if isinstance(layer, AttentionLayer):
-            return self._attention(at, layer)
+    def _mlp_end(self, next_norm: Norm | None, post_norm: Norm | None = None) -> AddNorm:
+        return AddNorm(next_norm, post_norm, self.config.residual_multiplier * self.config.mlp_multiplier)
+
+    def _mixer(self, at: str, layer: AttentionLayer | RecurrentLayer | Branches | None) -> Mixer:
+        assert layer is not None
+        if isinstance(layer, Branches):
+            return BranchMixer(layer, self._attention(at, layer.attention), self._recurrent(at, layer.recurrent))
+        return self._attention(at, layer) if isinstance(layer, AttentionLayer) else self._recurrent(at, layer)
+
+    def _recurrent(self, at: str, layer: RecurrentLayer) -> RecurrentMixer:
         group = None if self.split is None else self.split.group
         return RecurrentReader(self.config, self.reader, self.form, self.shards, group).read(at, layer)
 
@@ -114,7 +137,7 @@ class _Builder:
         matrix = Matrix([at + name for name in names.qkv], rows, c.hidden_size, c.qkv_bias, names.transposed, held)
         if order is not None:
             matrix = replace(matrix, orders=(order, order, None))
-        gate_matrix = c.output_gate and self._gate_matrix(at + names.output_gate, c, shards)
+        gate_matrix = None if c.output_gate is None else self._gate_matrix(at + names.output_gate, c, shards)
         if c.output_gate is not None and c.output_gate.in_queries:
             matrix, gate_matrix = _apart(matrix, range(c.num_heads) if shards is None else shards.heads, c.head_dim)
         qkv = self.form.linear(matrix, self.reader)
@@ -139,6 +162,9 @@ class _Builder:
         self.reader.source.read(name, sinks, cut=Cut((heads,), [held]))
         return sinks
 
+    def _any_mlp(self, at: str, mlp: DenseMlp | MixtureMlp) -> Mlp:
+        return self._mlp(at, mlp) if isinstance(mlp, DenseMlp) else self._mixture(at, mlp)
+
     def _mlp(self, at: str, mlp: DenseMlp) -> Mlp:
         c, names, width = self.config, self.names, mlp.width
         rows = (width,) * len(names.up) if len(names.up) == 2 or not c.gated else (2 * width,)
@@ -150,7 +176,7 @@ class _Builder:
         if not c.gated:
             squared = c.activation == "relu2"
             return PlainMlp(up, down, width, "relu" if c.activation == "relu2" else c.activation, squared)
-        return GatedMlp(up, down, width, c.gate)
+        return GatedMlp(up, down, width, c.gate, c.gate_multiplier)
 
     def _mixture(self, at: str, mlp: MixtureMlp) -> Mlp:
         mixture = MixtureReader(self.config, self.reader, self.form, self.shards).read(at, mlp)
@@ -180,6 +206,9 @@ class _Builder:
     def _norm(self, name: str) -> Norm:
         """A norm whose tensors change nothing where none are stored."""
         c, parts = self.config, {}
+        if not self.reader.source.under(name):
+            module = name.rpartition(".")[2]
+            name = name.removesuffix(module) + dict(self.names.renamed).get(module, module)
         for part, neutral in (("weight", 1.0 - self.config.norm_offset), ("bias", 0.0)):
             stored = part in c.norm_tensors
             parts[part] = self.reader.read(f"{name}.{part}", c.hidden_size) if stored else self._filled(neutral)

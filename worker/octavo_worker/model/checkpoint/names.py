@@ -29,11 +29,13 @@ class ExpertNames:
 class RecurrentNames:
     """Names of a recurrent layer's tensors. `inputs` are the parts of its first product, each with the number of
     segments in it (`RecurrentLayer.segments`), one after the other; if `by_key_head`, the segments of each key head
-    lie together. `rates`, `dt_bias` and `skip` are whole names."""
+    lie together. The convolution may be stored in `pieces` of its channels instead. `rates`, `dt_bias` and `skip` are
+    whole names."""
 
     inputs: tuple[tuple[str, int], ...]
     convolution: str
     out: str
+    pieces: tuple[str, ...] = ()
     rates: str = ""
     dt_bias: str = ""
     skip: str = ""
@@ -46,8 +48,9 @@ class Names:
     """Names of the tensors in a family's checkpoints, without `.weight` and `.bias`.
 
     `qkv` and `up` list the parts in the order in which they are stacked; one name means the checkpoint already has
-    them stacked. `prefixes`, `heads` and `experts` are tried in turn. `transposed` matrices are stored `[in, out]`.
-    Names with an `ignored` ending, and those of `towers`, at the top or below `model.`, have no place in the model.
+    them stacked. `prefixes`, `heads` and `experts` are tried in turn, and where a norm is missing the second of a pair
+    of `renamed`. `transposed` matrices are stored `[in, out]`. Names with an `ignored` ending, and those of `towers`,
+    at the top or below `model.`, have no place in the model.
     """
 
     prefixes: tuple[str, ...] = ("model.", "")
@@ -70,6 +73,7 @@ class Names:
     post_mlp_norm: str = "post_feedforward_layernorm"
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
     recurrent: RecurrentNames | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
     transposed: bool = False
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     towers: tuple[str, ...] = ()

@@ -40,7 +40,6 @@ class RecurrentReader:
         """The mixer of the layer whose names begin with `at`, or this rank's part of it."""
         layer = whole if self.shards is None else self.shards.recurrent(whole)
         state = state_of(layer, dtype_name(self.reader.dtype))
-        assert state is not None
         inputs, out = self._inputs(at, whole, layer), self._out(at, whole)
         convolution = self._convolution(at, whole)
         if isinstance(layer, ConvLayer):
@@ -99,7 +98,13 @@ class RecurrentReader:
 
     def _convolution(self, at: str, whole: RecurrentLayer) -> Convolution:
         channels, name = sum(segment.size for segment in whole.convolved), at + self.names.convolution
-        weight = self.reader.read(f"{name}.weight", channels, 1, whole.taps)
+        weight = self.reader.empty(channels, 1, whole.taps)
+        if self.names.pieces and not self.reader.source.under(name):
+            pieces = weight.split([segment.size for segment in whole.convolved])
+            for piece, part in zip(self.names.pieces, pieces, strict=True):
+                self.reader.source.read(f"{at}{piece}.weight", part)
+        else:
+            self.reader.source.read(f"{name}.weight", weight)
         is_biased = not isinstance(whole, DeltaLayer) and whole.biased
         bias = self.reader.read(f"{name}.bias", channels) if is_biased else None
         self.reader.source.wait()

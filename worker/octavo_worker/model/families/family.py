@@ -97,9 +97,10 @@ class Family:
     """Differences of a family from Llama: RMS norms before both sublayers, rotary embeddings, a gated MLP.
 
     `fields` are values of its `DecoderConfig`, `differences` those that its config states in fields of its own; among
-    them `scale` or `scales` (of each layer's scores), and `attention` (other fields of each `AttentionLayer`). A window
-    counts only if the family `slides`, whatever its files say. A config that is not `as_described` takes the
-    transformers route. `stated`: what makes a config.json readable without transformers; None: nothing does.
+    them `scale` or `scales` (of each layer's scores), `norms` (of all layers, or of each), and `attention` (other
+    fields of each `AttentionLayer`). A window counts only if the family `slides`, whatever its files say. A config that
+    is not `as_described` takes the transformers route. `stated`: what makes a config.json readable without
+    transformers; None: nothing does.
     """
 
     names: Names = LLAMA
@@ -124,6 +125,7 @@ class Family:
         scale = differences.pop("scale", head_dim**-0.5)
         scales = differences.pop("scales", [scale] * config.num_hidden_layers)
         norms = differences.pop("norms", self.norms)
+        norms = [norms] * config.num_hidden_layers if isinstance(norms, str) else norms
         ropes, rotated = self.rotation(config, max_model_len)
         own = differences.pop("attention", [{}] * config.num_hidden_layers)
         each = zip(scales, self._windows(config), rotated, own, strict=True)
@@ -132,7 +134,7 @@ class Family:
         if self.recurrent is not None:
             mixers = [layer or attention for layer, attention in zip(self.recurrent(config), attentions, strict=True)]
         mlps = self.mlps(config) if self.mlps else [DenseMlp(self.width(config))] * config.num_hidden_layers
-        layers = [Layer(*each, norms) for each in zip(mixers, mlps, strict=True)]
+        layers = [Layer(*each) for each in zip(mixers, mlps, norms, strict=True)]
         bias = getattr(config, "attention_bias", False)
         described: dict[str, Any] = {
             "family": config.model_type,

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from octavo_kernels.ops import Routing
 from octavo_worker.model.checkpoint.names import Names, RecurrentNames
-from octavo_worker.model.config import ConvLayer, DeltaLayer, OutputGate, RecurrentLayer
+from octavo_worker.model.config import (
+    ConvLayer,
+    DeltaLayer,
+    DenseMlp,
+    MixtureMlp,
+    OutputGate,
+    RecurrentLayer,
+    SsmLayer,
+)
 from octavo_worker.model.config_file import ModelConfig
-from octavo_worker.model.families.family import Family, rotates_partly
+from octavo_worker.model.families.expert_names import GRANITE, GRANITE_RENAMED, LFM2_EXPERTS, QWEN2
+from octavo_worker.model.families.family import (
+    Differences,
+    Family,
+    Rotation,
+    rotates_alike,
+    rotates_nowhere,
+    rotates_partly,
+    width_of,
+)
+from octavo_worker.model.families.kin import multiplied, rotates_if_said
+from octavo_worker.model.families.mixtures import follows_first, granite, is_sparse_step, mixed, qwen2
 
 LFM2 = Names(
     final_norm="embedding_norm",
@@ -39,22 +60,29 @@ def _lfm2_width(config: ModelConfig) -> int:
     return -(-int(config.block_ffn_dim_multiplier * width) // step) * step
 
 
-QWEN3_5 = Names(
-    towers=("mtp",),
-    recurrent=RecurrentNames(
-        (
-            ("linear_attn.in_proj_qkv", 3),
-            ("linear_attn.in_proj_z", 1),
-            ("linear_attn.in_proj_b", 1),
-            ("linear_attn.in_proj_a", 1),
-        ),
-        convolution="linear_attn.conv1d",
-        out="linear_attn.out_proj",
-        rates="linear_attn.A_log",
-        dt_bias="linear_attn.dt_bias",
-        norm="linear_attn.norm",
+DELTA_RULE = RecurrentNames(
+    (
+        ("linear_attn.in_proj_qkv", 3),
+        ("linear_attn.in_proj_z", 1),
+        ("linear_attn.in_proj_b", 1),
+        ("linear_attn.in_proj_a", 1),
     ),
+    convolution="linear_attn.conv1d",
+    out="linear_attn.out_proj",
+    rates="linear_attn.A_log",
+    dt_bias="linear_attn.dt_bias",
+    norm="linear_attn.norm",
 )
+MAMBA2 = RecurrentNames(
+    (("mamba.in_proj", 5),),
+    convolution="mamba.conv1d",
+    out="mamba.out_proj",
+    rates="mamba.A_log",
+    dt_bias="mamba.dt_bias",
+    skip="mamba.D",
+    norm="mamba.norm",
+)
+QWEN3_5 = Names(towers=("mtp",), recurrent=DELTA_RULE)
 QWEN: dict[str, Any] = {
     "norm_offset": 1.0,
     "qk_norm": "head",
@@ -75,13 +103,135 @@ def _delta_rule(config: ModelConfig) -> Sequence[RecurrentLayer | None]:
     return [layer if kind == "linear_attention" else None for kind in config.layer_types]
 
 
-HYBRIDS: dict[str, Family] = {
-    "lfm2": Family(
-        names=LFM2,
-        recurrent=_short_convolutions,
-        width=_lfm2_width,
-        norm_eps="norm_eps",
-        fields={"qk_norm": "head", "activation": "silu"},
+QWEN3_NEXT = replace(
+    QWEN3_5,
+    experts=(QWEN2,),
+    recurrent=replace(
+        DELTA_RULE, inputs=(("linear_attn.in_proj_qkvz", 4), ("linear_attn.in_proj_ba", 2)), by_key_head=True
     ),
-    "qwen3_5_text": Family(names=QWEN3_5, recurrent=_delta_rule, rotation=rotates_partly, fields=QWEN),
+)
+OLMO = Names(
+    post_attn_norm="post_attention_layernorm",
+    post_mlp_norm="post_feedforward_layernorm",
+    renamed=(("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm")),
+    recurrent=replace(
+        DELTA_RULE,
+        inputs=tuple((f"linear_attn.{part}_proj", 1) for part in ("q", "k", "v", "g", "b", "a")),
+        out="linear_attn.o_proj",
+        norm="linear_attn.o_norm",
+        pieces=tuple(f"linear_attn.{part}_conv1d" for part in ("q", "k", "v")),
+    ),
+)
+
+
+def _qwen3_5_mixture(config: ModelConfig) -> MixtureMlp:
+    routing = Routing(config.num_experts, config.num_experts_per_tok, normalised=True)
+    return MixtureMlp(config.moe_intermediate_size, routing, config.shared_expert_intermediate_size, shared_gated=True)
+
+
+def _lfm2_mixture(config: ModelConfig) -> MixtureMlp:
+    routing = Routing(
+        config.num_experts,
+        config.num_experts_per_tok,
+        "sigmoid",
+        normalised=config.norm_topk_prob,
+        eps=1e-6,
+        scale=config.routed_scaling_factor,
+    )
+    return MixtureMlp(config.moe_intermediate_size, routing, corrected=config.use_expert_bias)
+
+
+def _mamba2(config: ModelConfig) -> SsmLayer:
+    """As the hybrids of Bamba's kind name its sizes."""
+    return SsmLayer(
+        heads=config.mamba_n_heads,
+        head_dim=config.mamba_d_head,
+        groups=config.mamba_n_groups,
+        state_size=config.mamba_d_state,
+        taps=config.mamba_d_conv,
+        norm_eps=config.rms_norm_eps,
+        norm_groups=config.mamba_n_groups,
+        biased=config.mamba_conv_bias,
+        dt_limit=tuple(config.time_step_limit),
+    )
+
+
+def _mamba2_layers(config: ModelConfig) -> Sequence[RecurrentLayer | None]:
+    layer = _mamba2(config)
+    return [layer if kind == "linear_attention" else None for kind in config.layers_block_type]
+
+
+def _granite_mlps(config: ModelConfig) -> Sequence[DenseMlp | MixtureMlp]:
+    mlp = granite(config) if config.num_local_experts else DenseMlp(config.shared_intermediate_size)
+    return [mlp] * config.num_hidden_layers
+
+
+def _olmo_values(config: ModelConfig) -> Differences:
+    kinds = config.layer_types
+    return {"norms": ["after" if kind == "full_attention" else "before" for kind in kinds]}
+
+
+def _olmo_delta_rule(config: ModelConfig) -> Sequence[RecurrentLayer | None]:
+    return [
+        layer and replace(layer, norm_eps=1e-5, negative=config.linear_allow_neg_eigval)
+        for layer in _delta_rule(config)
+        if layer is None or isinstance(layer, DeltaLayer)
+    ]
+
+
+def _rotates_if_based(config: ModelConfig, max_model_len: int | None) -> Rotation:
+    rotates = (config.rope_parameters or {}).get("rope_theta") is not None
+    return rotates_alike(config, max_model_len) if rotates else rotates_nowhere(config, max_model_len)
+
+
+QWEN_HYBRID = Family(names=QWEN3_5, recurrent=_delta_rule, rotation=rotates_partly, fields=QWEN)
+LFM2_HYBRID = Family(
+    names=LFM2,
+    recurrent=_short_convolutions,
+    width=_lfm2_width,
+    norm_eps="norm_eps",
+    fields={"qk_norm": "head", "activation": "silu"},
+)
+HYBRIDS: dict[str, Family] = {
+    "lfm2": LFM2_HYBRID,
+    "lfm2_moe": replace(
+        LFM2_HYBRID,
+        names=replace(LFM2, experts=(LFM2_EXPERTS,)),
+        width=width_of,
+        mlps=mixed(_lfm2_mixture, follows_first),
+    ),
+    "qwen3_5_text": QWEN_HYBRID,
+    "qwen3_5_moe_text": replace(QWEN_HYBRID, names=replace(QWEN3_5, experts=(QWEN2,)), mlps=mixed(_qwen3_5_mixture)),
+    "qwen3_next": replace(QWEN_HYBRID, names=QWEN3_NEXT, mlps=mixed(qwen2, is_sparse_step)),
+    "olmo_hybrid": Family(
+        names=OLMO,
+        rotation=_rotates_if_based,
+        recurrent=_olmo_delta_rule,
+        fields={"qk_norm": "whole", "mlp_bias": False},
+        differences=_olmo_values,
+    ),
+    "bamba": Family(
+        names=Names(
+            final_norm="final_layernorm",
+            mlp_norm="pre_ff_layernorm",
+            up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+            down="feed_forward.down_proj",
+            recurrent=MAMBA2,
+        ),
+        rotation=rotates_partly,
+        recurrent=_mamba2_layers,
+    ),
+    "granitemoehybrid": Family(
+        names=Names(
+            up=("shared_mlp.input_linear",),
+            down="shared_mlp.output_linear",
+            experts=(GRANITE, GRANITE_RENAMED),
+            recurrent=MAMBA2,
+        ),
+        rotation=rotates_if_said,
+        recurrent=_mamba2_layers,
+        mlps=_granite_mlps,
+        fields={"mlp_bias": False},
+        differences=multiplied,
+    ),
 }

@@ -64,6 +64,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "qwen2_audio": HEARD,
     "qwen2_vl": VISUAL,
     "qwen3_5": Wrapper(("visual", "mtp")),
+    "qwen3_5_moe": Wrapper(("visual", "mtp")),
     "qwen3_vl": VISUAL,
     "qwen3_vl_moe": VISUAL,
     "smolvlm": CONNECTED,

@@ -33,13 +33,13 @@ class Buffers:
             return torch.empty((rows, *width), dtype=dtype, device=device)
 
         seen = config.attentions
-        widest = max(c.q_size for c in seen)
+        widest = max((c.q_size for c in seen), default=0)
         room = buffer(widest)
         return cls(
             hidden=buffer(config.hidden_size),
             normed=buffer(config.hidden_size),
             delta=buffer(config.hidden_size),
-            qkv=buffer(max(c.q_size + 2 * c.kv_size for c in seen)),
+            qkv=buffer(max((c.q_size + 2 * c.kv_size for c in seen), default=0)),
             q=buffer(widest),
             room=room,
             attended=room,

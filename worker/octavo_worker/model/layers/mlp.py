@@ -30,17 +30,25 @@ class Mlp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
+    """The gate is multiplied by `multiplier` before its activation."""
+
     up: Linear  # rows: gate, up
     down: Linear
     width: int
     activation: Gate
+    multiplier: float = 1.0
 
     def products(self) -> Mapping[str, Linear]:
         return {GATE_UP: self.up, "down": self.down}
 
     def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
         out, scratch = b.narrowed(b.activated, self.width), b.narrowed(b.up, 2 * self.width)
-        activated = self.up.gated(x, self.activation, out=out, scratch=scratch)
+        if self.multiplier == 1.0:
+            activated = self.up.gated(x, self.activation, out=out, scratch=scratch)
+        else:
+            product = self.up.apply(x, scratch)
+            product[:, : self.width].mul_(self.multiplier)
+            activated = ops.act_and_mul(product, self.activation, out=out)
         return self.down.into_norm(Input(activated, context=b.row_context), b, add_norm)
 
 
