@@ -46,13 +46,12 @@ class Costs:
         `weight_bytes` are; what ranks exchange is left out, too."""
         hidden, seen = config.hidden_size, config.attentions
         attention = hidden * sum(2 * (c.q_size + c.kv_size) + c.gate_size for c in seen)
-        mlps = (
-            (3 if config.gated else 2)
-            * hidden
-            * sum(0 if layer.mlp is None else layer.mlp.columns for layer in config.layers)
-        )
+        recurrent = [layer for layer in config.recurrent_layers if layer is not None]
+        states = hidden * sum(layer.inner.size + sum(part.size for part in layer.segments) for layer in recurrent)
+        columns = sum(layer.mlp.columns for layer in config.layers if layer.mlp is not None)
+        mlps = (3 if config.gated else 2) * hidden * columns
         return cls(
-            layers=attention + mlps,
+            layers=attention + states + mlps,
             head=hidden * len(vocabulary_of(config.vocab_size, Rank(0, ranks))),
             weight_bytes=weight_bytes,
             kv_bytes=2 * sum(c.kv_size for c in seen) * kv_itemsize,

@@ -177,6 +177,9 @@ class Branches:
     recurrent_factor: float = 1.0
 
 
+MixerLayer = AttentionLayer | RecurrentLayer | Branches
+
+
 def state_of(layer: RecurrentLayer, dtype: str) -> StateSpec:
     """The state of a sequence that a layer keeps, if the model's type is `dtype`."""
     channels = sum(segment.size for segment in layer.convolved)
@@ -222,7 +225,7 @@ class Layer:
     """One block: `h += norm(attention(norm(h)))`, then the same with the MLP, with the norms that `norms` names. One of
     both may be absent."""
 
-    attention: AttentionLayer | RecurrentLayer | Branches | None
+    attention: MixerLayer | None
     mlp: DenseMlp | MixtureMlp | None
     norms: Places = "before"
 

@@ -17,6 +17,7 @@ from octavo_worker.model.config import (
     DecoderConfig,
     DeltaLayer,
     DenseMlp,
+    MixerLayer,
     MixtureMlp,
     RecurrentLayer,
     Segment,
@@ -52,9 +53,7 @@ class Shards:
         seen = self.whole.of(layer)
         return self if seen is self.whole else Shards(seen, self.rank)
 
-    def _mixer(
-        self, mixer: AttentionLayer | RecurrentLayer | Branches | None
-    ) -> AttentionLayer | RecurrentLayer | Branches | None:
+    def _mixer(self, mixer: MixerLayer | None) -> MixerLayer | None:
         if isinstance(mixer, Branches):
             return replace(mixer, attention=self._attention(mixer.attention), recurrent=self.recurrent(mixer.recurrent))
         if mixer is None or isinstance(mixer, AttentionLayer):

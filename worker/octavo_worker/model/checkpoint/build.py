@@ -18,6 +18,7 @@ from octavo_worker.model.config import (
     DecoderConfig,
     DenseMlp,
     Layer,
+    MixerLayer,
     MixtureMlp,
     RecurrentLayer,
 )
@@ -117,7 +118,7 @@ class _Builder:
     def _mlp_end(self, next_norm: Norm | None, post_norm: Norm | None = None) -> AddNorm:
         return AddNorm(next_norm, post_norm, self.config.residual_multiplier * self.config.mlp_multiplier)
 
-    def _mixer(self, at: str, layer: AttentionLayer | RecurrentLayer | Branches | None) -> Mixer:
+    def _mixer(self, at: str, layer: MixerLayer | None) -> Mixer:
         assert layer is not None
         if isinstance(layer, Branches):
             return BranchMixer(layer, self._attention(at, layer.attention), self._recurrent(at, layer.recurrent))

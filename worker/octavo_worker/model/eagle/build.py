@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo_worker.model.checkpoint.formats import DenseFormat, Matrix, Reader
 from octavo_worker.model.checkpoint.source import WeightSource
-from octavo_worker.model.config import AttentionLayer, DecoderConfig
+from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp
 from octavo_worker.model.eagle.config import HeadConfig
 from octavo_worker.model.eagle.features import Features
 from octavo_worker.model.eagle.head import EagleHead, HeadLayers
@@ -60,9 +60,11 @@ def _check_kind(config: HeadConfig, source: WeightSource) -> None:
 
 
 def _block(at: str, c: DecoderConfig, reader: Reader) -> Block:
-    names, dense, width = c.names, DenseFormat(), c.layers[0].mlp.width
-    attention = c.layers[0].attention
+    names, dense = c.names, DenseFormat()
+    attention, mlp = c.layers[0].attention, c.layers[0].mlp
     assert isinstance(attention, AttentionLayer)
+    assert isinstance(mlp, DenseMlp)
+    width = mlp.width
     qkv = Matrix([at + name for name in names.qkv], (c.q_size, c.kv_size, c.kv_size), 2 * c.hidden_size, c.qkv_bias)
     out = Matrix([at + names.out], [c.hidden_size], c.q_size, c.out_bias)
     up = Matrix([at + name for name in names.up], [width] * 2, c.hidden_size, c.mlp_bias)

@@ -13,9 +13,9 @@ from octavo_worker.model.config import (
     DecoderConfig,
     DenseMlp,
     Layer,
+    MixerLayer,
     MixtureMlp,
     Places,
-    RecurrentLayer,
 )
 from octavo_worker.model.config_file import ModelConfig, Stated
 from octavo_worker.model.errors import UnsupportedModel
@@ -36,10 +36,10 @@ GATES = ("silu", "gelu", "gelu_tanh")
 Rotation = tuple[dict[str, Rope], Sequence[str | None]]
 """The rotary tables of a model by name, and which of them each layer takes."""
 Differences = Mapping[str, Any]
-Mlps = Callable[[ModelConfig], Sequence[DenseMlp | MixtureMlp]]
-"""The MLP of each layer."""
-Recurrent = Callable[[ModelConfig], Sequence[RecurrentLayer | None]]
-"""The recurrent mixer of each layer, None where it is attention."""
+Mlps = Callable[[ModelConfig], Sequence[DenseMlp | MixtureMlp | None]]
+"""The MLP of each layer; None: it has none."""
+Recurrent = Callable[[ModelConfig, Sequence[AttentionLayer]], Sequence[MixerLayer | None]]
+"""The mixer of each layer, of which some are the attention of that layer; None: it has none."""
 LLAMA = Names()
 
 
@@ -121,7 +121,8 @@ class Family:
         """None: this member takes the transformers route. Raises `UnsupportedModel`."""
         if not self.as_described(config):
             return None
-        head_dim, differences = head_dim_of(config), dict(self.differences(config))
+        heads, differences = getattr(config, "num_attention_heads", 0), dict(self.differences(config))
+        head_dim = head_dim_of(config) if heads else 1
         scale = differences.pop("scale", head_dim**-0.5)
         scales = differences.pop("scales", [scale] * config.num_hidden_layers)
         norms = differences.pop("norms", self.norms)
@@ -130,9 +131,7 @@ class Family:
         own = differences.pop("attention", [{}] * config.num_hidden_layers)
         each = zip(scales, self._windows(config), rotated, own, strict=True)
         attentions = [AttentionLayer(scale, window, rope, **fields) for scale, window, rope, fields in each]
-        mixers: Sequence[AttentionLayer | RecurrentLayer] = attentions
-        if self.recurrent is not None:
-            mixers = [layer or attention for layer, attention in zip(self.recurrent(config), attentions, strict=True)]
+        mixers = attentions if self.recurrent is None else self.recurrent(config, attentions)
         mlps = self.mlps(config) if self.mlps else [DenseMlp(self.width(config))] * config.num_hidden_layers
         layers = [Layer(*each) for each in zip(mixers, mlps, norms, strict=True)]
         bias = getattr(config, "attention_bias", False)
@@ -141,12 +140,12 @@ class Family:
             "names": self.names,
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
-            "num_heads": config.num_attention_heads,
-            "num_kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            "num_heads": heads,
+            "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
             "head_dim": head_dim,
             "layers": tuple(layers),
             "ropes": ropes,
-            "max_position": config.max_position_embeddings,
+            "max_position": getattr(config, "max_position_embeddings", 0),
             "norm_eps": getattr(config, self.norm_eps) if isinstance(self.norm_eps, str) else self.norm_eps,
             "qkv_bias": bias,
             "out_bias": bias,

@@ -9,9 +9,11 @@ from typing import Any
 from octavo_kernels.ops import Routing
 from octavo_worker.model.checkpoint.names import Names, RecurrentNames
 from octavo_worker.model.config import (
+    AttentionLayer,
     ConvLayer,
     DeltaLayer,
     DenseMlp,
+    MixerLayer,
     MixtureMlp,
     OutputGate,
     RecurrentLayer,
@@ -44,9 +46,16 @@ LFM2 = Names(
 )
 
 
-def _short_convolutions(config: ModelConfig) -> Sequence[RecurrentLayer | None]:
+def _where(
+    kind: str, kinds: Sequence[str], layer: RecurrentLayer, attentions: Sequence[AttentionLayer]
+) -> Sequence[MixerLayer]:
+    """`layer` in the layers of that kind, attention in all others."""
+    return [layer if each == kind else attention for each, attention in zip(kinds, attentions, strict=True)]
+
+
+def _short_convolutions(config: ModelConfig, attentions: Sequence[AttentionLayer]) -> Sequence[MixerLayer]:
     layer = ConvLayer(config.hidden_size, config.conv_L_cache, config.conv_bias)
-    return [layer if kind == "conv" else None for kind in config.layer_types]
+    return _where("conv", config.layer_types, layer, attentions)
 
 
 def _lfm2_width(config: ModelConfig) -> int:
@@ -91,8 +100,8 @@ QWEN: dict[str, Any] = {
 }
 
 
-def _delta_rule(config: ModelConfig) -> Sequence[RecurrentLayer | None]:
-    layer = DeltaLayer(
+def _delta_layer(config: ModelConfig) -> DeltaLayer:
+    return DeltaLayer(
         key_heads=config.linear_num_key_heads,
         heads=config.linear_num_value_heads,
         key_dim=config.linear_key_head_dim,
@@ -100,7 +109,10 @@ def _delta_rule(config: ModelConfig) -> Sequence[RecurrentLayer | None]:
         taps=config.linear_conv_kernel_dim,
         norm_eps=config.rms_norm_eps,
     )
-    return [layer if kind == "linear_attention" else None for kind in config.layer_types]
+
+
+def _delta_rule(config: ModelConfig, attentions: Sequence[AttentionLayer]) -> Sequence[MixerLayer]:
+    return _where("linear_attention", config.layer_types, _delta_layer(config), attentions)
 
 
 QWEN3_NEXT = replace(
@@ -156,9 +168,8 @@ def _mamba2(config: ModelConfig) -> SsmLayer:
     )
 
 
-def _mamba2_layers(config: ModelConfig) -> Sequence[RecurrentLayer | None]:
-    layer = _mamba2(config)
-    return [layer if kind == "linear_attention" else None for kind in config.layers_block_type]
+def _mamba2_layers(config: ModelConfig, attentions: Sequence[AttentionLayer]) -> Sequence[MixerLayer]:
+    return _where("linear_attention", config.layers_block_type, _mamba2(config), attentions)
 
 
 def _granite_mlps(config: ModelConfig) -> Sequence[DenseMlp | MixtureMlp]:
@@ -171,12 +182,9 @@ def _olmo_values(config: ModelConfig) -> Differences:
     return {"norms": ["after" if kind == "full_attention" else "before" for kind in kinds]}
 
 
-def _olmo_delta_rule(config: ModelConfig) -> Sequence[RecurrentLayer | None]:
-    return [
-        layer and replace(layer, norm_eps=1e-5, negative=config.linear_allow_neg_eigval)
-        for layer in _delta_rule(config)
-        if layer is None or isinstance(layer, DeltaLayer)
-    ]
+def _olmo_delta_rule(config: ModelConfig, attentions: Sequence[AttentionLayer]) -> Sequence[MixerLayer]:
+    layer = replace(_delta_layer(config), norm_eps=1e-5, negative=config.linear_allow_neg_eigval)
+    return _where("linear_attention", config.layer_types, layer, attentions)
 
 
 def _rotates_if_based(config: ModelConfig, max_model_len: int | None) -> Rotation:
