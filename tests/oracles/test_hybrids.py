@@ -18,7 +18,7 @@ from octavo_worker.runner.paged import PagedRunner
 
 from .by_hand import ByHand, Said
 from .hybrid import HYBRID
-from .tiny import VOCAB
+from .tiny import CONTEXT, VOCAB
 from .zoo import save
 
 CLOSE = 1e-4
@@ -42,7 +42,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 
 
 def runner_of(folder: Path, **options: object) -> PagedRunner:
-    named = {"device": "cpu", "dtype": "float32", "num_blocks": 65, "threads": 1, "state_slots": 40, **options}
+    named = {
+        "device": "cpu",
+        "dtype": "float32",
+        "num_blocks": 65,
+        "threads": 1,
+        "state_slots": 40,
+        "max_model_len": CONTEXT,
+        **options,
+    }
     runner = load_runner(ModelOptions(model=str(folder), **named))  # type: ignore[arg-type]
     assert isinstance(runner, PagedRunner)
     assert isinstance(runner.model, Decoder)

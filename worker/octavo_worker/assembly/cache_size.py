@@ -29,7 +29,8 @@ def cache_config(
     left = room if room is None else max(0, room - slots * slot_bytes(model))
     num_blocks = pool_size(options, model, block_bytes, max_model_len, left)
     kept = host_slots(options.host_cache_bytes, block_bytes, num_blocks, each, slots)
-    host_blocks = max(0, options.host_cache_bytes - kept * each) // block_bytes
+    left_on_host = max(0, options.host_cache_bytes - kept * each)
+    host_blocks = left_on_host // block_bytes if block_bytes else num_blocks * bool(left_on_host)
     dtype = cache_dtype(options, model)
     host_blocks, kept = (host_blocks + 1, kept) if host_blocks else (0, 0)
     return CacheConfig(num_blocks, options.block_size, host_blocks, dtype, slots, kept)
@@ -84,7 +85,7 @@ def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_m
         window = common_window(model.cache)
         kept = min(max_model_len, window + token_budget(options, model.device)) if window else max_model_len
         useful = options.max_running * -(-kept // options.block_size) + 1
-        blocks = min(budget // block_bytes, useful)
+        blocks = min(budget // block_bytes, useful) if block_bytes else useful
     if blocks < 2:
         raise ModelError(f"the KV cache has room for {blocks} blocks of {block_bytes} bytes; 2 are the least.")
     return blocks

@@ -18,7 +18,7 @@ from octavo_worker.model.checkpoint.names import ExpertNames
 from octavo_worker.model.config import DecoderConfig, MixtureMlp
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.model.layers.linear import Dense, Linear
-from octavo_worker.model.layers.mixture import ExpertGate, Mixture, Router, SharedExpert
+from octavo_worker.model.layers.mixture import ExpertActivation, ExpertGate, Mixture, Router, SharedExpert
 from octavo_worker.model.layers.quantised import Quantised
 from octavo_worker.model.shards import Shards
 
@@ -62,10 +62,16 @@ class MixtureReader:
             router=self._router(at, mlp),
             up=up,
             down=down,
-            gate=ExpertGate(self.config.gate, mlp.clamped),
+            gate=self._activation(mlp),
             shared=self._shared(at, mlp) if mlp.shared else None,
             owned=owned,
         )
+
+    def _activation(self, mlp: MixtureMlp) -> ExpertGate | ExpertActivation:
+        if self.config.gated:
+            return ExpertGate(self.config.gate, mlp.clamped)
+        squared = self.config.activation == "relu2"
+        return ExpertActivation("relu" if self.config.activation == "relu2" else self.config.activation, squared)
 
     @property
     def _is_first(self) -> bool:
@@ -73,12 +79,12 @@ class MixtureReader:
 
     def _up(self, at: str, mlp: MixtureMlp) -> Stored:
         names, width = self.names, mlp.width
-        stacked = at + names.stacked[0]
-        turned = self._is_turned(at, stacked, 2 * width, self.config.hidden_size)
+        stacked, rows = at + names.stacked[0], (2 if self.config.gated else 1) * width
+        turned = self._is_turned(at, stacked, rows, self.config.hidden_size)
         if turned is not None:
-            halves = (*range(0, 2 * width, 2), *range(1, 2 * width, 2)) if names.alternating else None
-            return Stored([f"{stacked}.{{}}"], [2 * width], halves, turned)
-        return Stored([at + names.each + name for name in names.up], [width] * 2)
+            halves = (*range(0, rows, 2), *range(1, rows, 2)) if names.alternating else None
+            return Stored([f"{stacked}.{{}}"], [rows], halves, turned)
+        return Stored([at + names.each + name for name in names.up], [width] * len(names.up))
 
     def _down(self, at: str, mlp: MixtureMlp) -> Stored:
         stacked = at + self.names.stacked[1]
@@ -172,7 +178,7 @@ class MixtureReader:
 
     def _shared(self, at: str, mlp: MixtureMlp) -> SharedExpert:
         c, names, parts = self.config, self.names, len(self.names.shared_up)
-        rows = [mlp.shared] * 2 if parts == 2 else [2 * mlp.shared]
+        rows = [mlp.shared] * parts if parts == 2 or not c.gated else [2 * mlp.shared]
         held = self.shards and self.shards.up(mlp.shared, parts)
         up = Matrix([at + name for name in names.shared_up], rows, c.hidden_size, c.mlp_bias, held=held)
         held = self.shards and self.shards.down(mlp.shared)

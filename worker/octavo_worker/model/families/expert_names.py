@@ -52,3 +52,12 @@ LFM2_EXPERTS = ExpertNames(
     down="w2",
     stacked=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
 )
+NEMOTRON = ExpertNames(
+    router="mixer.gate",
+    correction="mixer.gate.e_score_correction_bias",
+    each="mixer.experts.{}.",
+    up=("up_proj",),
+    stacked=("mixer.experts.up_proj", "mixer.experts.down_proj"),
+    shared_up=("mixer.shared_experts.up_proj",),
+    shared_down="mixer.shared_experts.down_proj",
+)

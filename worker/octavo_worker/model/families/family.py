@@ -164,7 +164,7 @@ class Family:
 
 
 def _activation(config: ModelConfig, *, gated: bool) -> Activation:
-    names = ("hidden_act", "hidden_activation", "activation_function")
+    names = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
     name = next(value for value in (getattr(config, each, None) for each in names) if value)
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} has no kernel; supported: {', '.join(ACTIVATIONS)}.")

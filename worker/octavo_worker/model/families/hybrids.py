@@ -10,6 +10,7 @@ from octavo_kernels.ops import Routing
 from octavo_worker.model.checkpoint.names import Names, RecurrentNames
 from octavo_worker.model.config import (
     AttentionLayer,
+    Branches,
     ConvLayer,
     DeltaLayer,
     DenseMlp,
@@ -20,7 +21,8 @@ from octavo_worker.model.config import (
     SsmLayer,
 )
 from octavo_worker.model.config_file import ModelConfig
-from octavo_worker.model.families.expert_names import GRANITE, GRANITE_RENAMED, LFM2_EXPERTS, QWEN2
+from octavo_worker.model.errors import NEXT, UnsupportedModel
+from octavo_worker.model.families.expert_names import GRANITE, GRANITE_RENAMED, LFM2_EXPERTS, NEMOTRON, QWEN2
 from octavo_worker.model.families.family import (
     Differences,
     Family,
@@ -31,7 +33,7 @@ from octavo_worker.model.families.family import (
     width_of,
 )
 from octavo_worker.model.families.kin import multiplied, rotates_if_said
-from octavo_worker.model.families.mixtures import follows_first, granite, is_sparse_step, mixed, qwen2
+from octavo_worker.model.families.mixtures import deepseek, follows_first, granite, is_sparse_step, mixed, qwen2
 
 LFM2 = Names(
     final_norm="embedding_norm",
@@ -82,15 +84,22 @@ DELTA_RULE = RecurrentNames(
     dt_bias="linear_attn.dt_bias",
     norm="linear_attn.norm",
 )
-MAMBA2 = RecurrentNames(
-    (("mamba.in_proj", 5),),
-    convolution="mamba.conv1d",
-    out="mamba.out_proj",
-    rates="mamba.A_log",
-    dt_bias="mamba.dt_bias",
-    skip="mamba.D",
-    norm="mamba.norm",
-)
+
+
+def within(root: str) -> RecurrentNames:
+    """Mamba2's names, behind `root`."""
+    return RecurrentNames(
+        ((f"{root}in_proj", 5),),
+        convolution=f"{root}conv1d",
+        out=f"{root}out_proj",
+        rates=f"{root}A_log",
+        dt_bias=f"{root}dt_bias",
+        skip=f"{root}D",
+        norm=f"{root}norm",
+    )
+
+
+MAMBA2 = within("mamba.")
 QWEN3_5 = Names(towers=("mtp",), recurrent=DELTA_RULE)
 QWEN: dict[str, Any] = {
     "norm_offset": 1.0,
@@ -192,6 +201,80 @@ def _rotates_if_based(config: ModelConfig, max_model_len: int | None) -> Rotatio
     return rotates_alike(config, max_model_len) if rotates else rotates_nowhere(config, max_model_len)
 
 
+def _named_as_mamba2(config: ModelConfig, heads: int, head_dim: int, state_size: int) -> SsmLayer:
+    """As Mamba2 itself names what its kin take over."""
+    return SsmLayer(
+        heads=heads,
+        head_dim=head_dim,
+        groups=config.n_groups,
+        state_size=state_size,
+        taps=config.conv_kernel,
+        norm_eps=config.layer_norm_epsilon,
+        norm_groups=config.n_groups,
+        biased=config.use_conv_bias,
+        dt_limit=tuple(config.time_step_limit),
+    )
+
+
+def _mamba2_everywhere(config: ModelConfig, attentions: Sequence[AttentionLayer]) -> Sequence[MixerLayer]:
+    return [_named_as_mamba2(config, config.num_heads, config.head_dim, config.state_size)] * len(attentions)
+
+
+def _no_mlps(config: ModelConfig) -> Sequence[None]:
+    return [None] * config.num_hidden_layers
+
+
+def _nemotron_mixers(config: ModelConfig, attentions: Sequence[AttentionLayer]) -> Sequence[MixerLayer | None]:
+    """Each layer is one sublayer. Time steps have the least that the config states, whatever limit it names."""
+    sizes = config.mamba_num_heads, config.mamba_head_dim, config.ssm_state_size
+    layer = replace(_named_as_mamba2(config, *sizes), dt_limit=(config.time_step_min, float("inf")))
+    mixers = {"linear_attention": layer, "mlp": None, "moe": None}
+    kinds = zip(config.layers_block_type, attentions, strict=True)
+    return [mixers.get(kind, attention) for kind, attention in kinds]
+
+
+def _nemotron_mlps(config: ModelConfig) -> Sequence[DenseMlp | MixtureMlp | None]:
+    if "moe" in config.layers_block_type and config.moe_latent_size is not None:
+        raise UnsupportedModel(
+            f"experts of this {config.model_type!r} read and write fewer columns than the model has (moe_latent_size "
+            f"{config.moe_latent_size}), which octavo does not compute yet; {NEXT}"
+        )
+    experts = replace(deepseek(config), shared=config.moe_shared_expert_intermediate_size)
+    mlps: dict[str, DenseMlp | MixtureMlp] = {"mlp": DenseMlp(config.intermediate_size), "moe": experts}
+    return [mlps.get(kind) for kind in config.layers_block_type]
+
+
+def _falcon_branches(config: ModelConfig, attentions: Sequence[AttentionLayer]) -> Sequence[MixerLayer]:
+    """Factors of what layers read are factors of what they make: of scores twice, of values once."""
+    read, made = config.attention_in_multiplier, config.attention_out_multiplier
+    layer = replace(
+        _mamba2(config),
+        norm_groups=config.mamba_n_groups if config.mamba_rms_norm else 0,
+        gate_last=config.mamba_norm_before_gate,
+        factors=tuple(config.ssm_in_multiplier * factor for factor in config.ssm_multipliers),
+    )
+    scale = read * read * config.key_multiplier
+    return [
+        Branches(replace(each, scale=each.scale * scale), layer, read * made, config.ssm_out_multiplier)
+        for each in attentions
+    ]
+
+
+def _falcon_values(config: ModelConfig) -> Differences:
+    gate, down = config.mlp_multipliers
+    return {
+        "embedding_multiplier": config.embedding_multiplier,
+        "logits_multiplier": config.lm_head_multiplier,
+        "gate_multiplier": gate,
+        "mlp_multiplier": down,
+    }
+
+
+def _has_no_bias(config: ModelConfig) -> bool:
+    """A bias is no product, so that no factor can stand behind it."""
+    return not (config.attention_bias or config.mamba_proj_bias or config.mlp_bias or config.projectors_bias)
+
+
 QWEN_HYBRID = Family(names=QWEN3_5, recurrent=_delta_rule, rotation=rotates_partly, fields=QWEN)
 LFM2_HYBRID = Family(
     names=LFM2,
@@ -241,5 +324,50 @@ HYBRIDS: dict[str, Family] = {
         mlps=_granite_mlps,
         fields={"mlp_bias": False},
         differences=multiplied,
+    ),
+    "mamba2": Family(
+        names=Names(
+            prefixes=("backbone.", ""),
+            embed="embeddings",
+            final_norm="norm_f",
+            attn_norm="norm",
+            recurrent=within("mixer."),
+        ),
+        rotation=rotates_nowhere,
+        recurrent=_mamba2_everywhere,
+        mlps=_no_mlps,
+        norm_eps="layer_norm_epsilon",
+    ),
+    "nemotron_h": Family(
+        names=Names(
+            prefixes=("backbone.", "model.", ""),
+            embed="embeddings",
+            final_norm="norm_f",
+            attn_norm="norm",
+            qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+            out="mixer.o_proj",
+            up=("mixer.up_proj",),
+            down="mixer.down_proj",
+            experts=(NEMOTRON,),
+            towers=("mtp",),
+            recurrent=within("mixer."),
+        ),
+        rotation=rotates_nowhere,
+        recurrent=_nemotron_mixers,
+        mlps=_nemotron_mlps,
+        norm_eps="layer_norm_epsilon",
+        fields={"gated": False, "qkv_bias": False, "out_bias": False},
+    ),
+    "falcon_h1": Family(
+        names=Names(
+            final_norm="final_layernorm",
+            mlp_norm="pre_ff_layernorm",
+            up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+            down="feed_forward.down_proj",
+            recurrent=MAMBA2,
+        ),
+        recurrent=_falcon_branches,
+        differences=_falcon_values,
+        as_described=_has_no_bias,
     ),
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Assignments, Gate, Routed, RouterProduct, Routing
+from octavo_kernels.ops import Activation, Assignments, Gate, Routed, RouterProduct, Routing
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.norm import AddNorm, Input
@@ -57,7 +57,26 @@ class ExpertGate:
             gate, up = product.chunk(2, dim=1)
             gate.clamp_(max=self.clamped)
             up.clamp_(-self.clamped, self.clamped).add_(1)
+        return self.apply_shared(product)
+
+    def apply_shared(self, product: Tensor) -> Tensor:
+        """The same for the expert that all rows take, which is never clamped."""
         return ops.act_and_mul(product, self.activation)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertActivation:
+    """The activation of experts without a gate, or its square. It runs on CPUs alone."""
+
+    activation: Activation
+    squared: bool = False
+    clamped: float | None = None
+
+    def apply(self, product: Tensor) -> Tensor:
+        activated = ops.act(product, self.activation)
+        return activated.mul_(activated) if self.squared else activated
+
+    apply_shared = apply
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +97,7 @@ class Mixture(Linear):
     router: Router
     up: Linear
     down: Linear
-    gate: ExpertGate
+    gate: ExpertGate | ExpertActivation
     shared: SharedExpert | None = None
     owned: range | None = None
 
@@ -136,6 +155,7 @@ class Mixture(Linear):
         if not len(x.rows):
             return out
         routed = self.router.route(x, None if self.shared is None else self.shared.gate)
+        assert isinstance(self.gate, ExpertGate), "experts without a gate have no kernels"
         shared = None if self.shared is None else self._shared_output(routed.rows)
         taken = routed.taken if self.owned is None else assigned_to(self.owned, routed.taken)
         inner = ops.experts_up(routed.rows, self.up.experts(), taken, self.gate.activation, self.gate.clamped)
@@ -154,7 +174,7 @@ class Mixture(Linear):
 
     def _shared_output(self, rows: Tensor) -> Tensor:
         assert self.shared is not None
-        return self.shared.down.apply(Input(ops.act_and_mul(self.shared.up.apply(Input(rows)), self.gate.activation)))
+        return self.shared.down.apply(Input(self.gate.apply_shared(self.shared.up.apply(Input(rows)))))
 
 
 def assigned_to(some: range, taken: Assignments) -> Assignments:
