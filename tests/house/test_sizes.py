@@ -46,15 +46,15 @@ def test_the_readme_is_a_page_and_not_a_manual():
 BUDGETS = {
     "octavo.cli": 2900,
     "octavo_worker.bench": 1890,
-    "octavo_worker.assembly": 1570,
+    "octavo_worker.assembly": 1660,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
     "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
     "octavo_worker.runner": 3500,
-    "octavo_worker.model": 7500,
+    "octavo_worker.model": 8900,
     "octavo_worker.ranks": 660,
-    "octavo_worker.contract": 1530,
+    "octavo_worker.contract": 1540,
     "octavo_kernels": 4580,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 67_920
+MOST_LINES_IN_ALL = 69_200
 
 
 def lines_of(room: str) -> int:

@@ -32,7 +32,7 @@ class ByHand:
         self._blocks, self._slots = count(1), count(1)
 
     def answers(self, prompts: Sequence[list[int]], new: int, piece: int = 1 << 30) -> list[Said]:
-        """Of all prompts in one batch, each in pieces of so many tokens."""
+        """Answers to all prompts in one batch, each in pieces of so many tokens."""
         all_said = [self._begin(prompt, piece, new) for prompt in prompts]
         length = {id(said): len(said.text) + new for said in all_said}
         while going := [said for said in all_said if len(said.text) < length[id(said)]]:

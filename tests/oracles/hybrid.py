@@ -17,6 +17,8 @@ from transformers import (
     NemotronHConfig,
     OlmoHybridConfig,
     PreTrainedConfig,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -170,6 +172,18 @@ HYBRID: dict[str, PreTrainedConfig] = {
         ssm_multipliers=[0.7, 1.3, 0.9, 1.1, 0.6],
     ),
     "falcon_h1-before": FalconH1Config(**FOUR, **FALCON, mamba_d_ssm=128, mamba_rms_norm=True),
+}
+
+SEEING: dict[str, Any] = {
+    "depth": 1, "num_heads": 2, "patch_size": 14, "in_channels": 3, "spatial_merge_size": 2, "hidden_size": 16,
+    "intermediate_size": 24, "out_hidden_size": 64, "num_position_embeddings": 4,
+}  # fmt: skip
+SECTIONED: dict[str, Any] = {**QWEN, "rope_parameters": {**QWEN["rope_parameters"], "mrope_section": [1, 1, 0]}}
+HYBRID_WRAPPED: dict[str, PreTrainedConfig] = {
+    "qwen3_5": Qwen3_5Config(text_config=SECTIONED, vision_config=SEEING),
+    "qwen3_5_moe": Qwen3_5MoeConfig(
+        text_config={**SECTIONED, **EXPERTS, "shared_expert_intermediate_size": 48}, vision_config=SEEING
+    ),
 }
 
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from octavo_kernels.features import Feature, features
-from octavo_worker.assembly.devices import check_block_size, check_heads, check_ranks, check_uniform, choose_device
+from octavo_worker.assembly.devices import (
+    check_block_size,
+    check_heads,
+    check_ranks,
+    check_states,
+    check_uniform,
+    choose_device,
+)
 from octavo_worker.contract.cache import CacheSpec, shapes_of
 from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
@@ -66,6 +73,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     described = described_by(config, original and original + int(is_long)) if decoders else None
     if described is None:
         trial = trial or tried_route(config, form, dtype)
+    check_states(device, config.model_type, described)
     if options.quantization != "auto":
         form = online_format(options.quantization, form, described, config.model_type, folder)
     if options.deterministic and device.type == "cuda":

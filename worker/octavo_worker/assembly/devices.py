@@ -51,6 +51,14 @@ def check_heads(family: str, shapes: Iterable[AttentionShape]) -> None:
             )
 
 
+def check_states(device: torch.device, family: str, described: DecoderConfig | None) -> None:
+    """Raises `UnsupportedModel` for recurrent layers on a GPU, where no runner has states."""
+    if device.type != "cpu" and described is not None and any(described.recurrent_layers):
+        raise UnsupportedModel(
+            f"{family!r} has recurrent layers, which run on CPUs alone so far; give --device cpu, or {NEXT}"
+        )
+
+
 def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:
     """Raises `ModelError` if the GPU cannot compute each row as if it were alone."""
     if Feature.UNIFORM not in features(device):

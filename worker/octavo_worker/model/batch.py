@@ -13,8 +13,8 @@ from octavo_kernels.attention.plan import AttentionPlan
 from octavo_kernels.ops import Moves
 from octavo_worker.contract.cache import AttentionShape
 from octavo_worker.contract.step import SequenceStep, StepError
+from octavo_worker.model.recurrent.slots import moves_of
 from octavo_worker.model.stage import Stage
-from octavo_worker.model.states import moves_of
 
 
 @dataclass(slots=True)

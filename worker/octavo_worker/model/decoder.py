@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -23,6 +23,7 @@ from octavo_worker.model.layers.recurrent.branches import BranchMixer
 from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
 from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.numerics import DECODER
+from octavo_worker.model.recurrent.slots import no_moves
 from octavo_worker.ranks.group import Group
 
 
@@ -144,6 +145,8 @@ class Decoder:
         b = self.buffers.first(tokens)
         b.row_context = batch.row_context if self.reads_context else None
         b.slots = batch.slots
+        if batch.moves is None and any(self.states):
+            batch = replace(batch, moves=no_moves(batch.query_start))
         x = self._embed(batch, b)
         *blocks, last = self._blocks
         for number, block in enumerate(blocks):

@@ -10,20 +10,9 @@ from typing import final
 
 from octavo_worker.contract.options import ExpertsOfRanks
 from octavo_worker.model.checkpoint.formats.base import Held
-from octavo_worker.model.config import (
-    AttentionLayer,
-    Branches,
-    ConvLayer,
-    DecoderConfig,
-    DeltaLayer,
-    DenseMlp,
-    MixerLayer,
-    MixtureMlp,
-    RecurrentLayer,
-    Segment,
-    SsmLayer,
-)
+from octavo_worker.model.config import AttentionLayer, Branches, DecoderConfig, DenseMlp, MixerLayer, MixtureMlp
 from octavo_worker.model.errors import UnsupportedModel
+from octavo_worker.model.recurrent.layers import ConvLayer, DeltaLayer, RecurrentLayer, Segment, SsmLayer
 from octavo_worker.ranks.rank import Rank, vocabulary_of
 
 

@@ -15,7 +15,7 @@ from octavo_worker.contract.state import StateLayout
 from octavo_worker.contract.step import Speeds, StepPlan, StepSeconds
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, empty_cache, layer_caches, layout_of
 from octavo_worker.model.numerics import numerics
-from octavo_worker.model.states import empty_slots, layer_states
+from octavo_worker.model.recurrent.slots import empty_slots, layer_states
 from octavo_worker.model.transfer import dtype_name, on_device
 from octavo_worker.runner.parallel.sampling import SplitRows
 from octavo_worker.runner.sampler import Scores, WholeRows

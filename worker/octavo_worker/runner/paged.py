@@ -23,7 +23,7 @@ from octavo_worker.contract.step import (
 )
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, in_pools
-from octavo_worker.model.states import copy_slots
+from octavo_worker.model.recurrent.slots import copy_slots
 from octavo_worker.runner.backing import Backing
 from octavo_worker.runner.base import BaseRunner, prompt_scores
 from octavo_worker.runner.draft_model import DraftModel

@@ -12,16 +12,7 @@ from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.checkpoint.mixtures import MixtureReader, without_bias
 from octavo_worker.model.checkpoint.recurrent import RecurrentReader
 from octavo_worker.model.checkpoint.source import Cut
-from octavo_worker.model.config import (
-    AttentionLayer,
-    Branches,
-    DecoderConfig,
-    DenseMlp,
-    Layer,
-    MixerLayer,
-    MixtureMlp,
-    RecurrentLayer,
-)
+from octavo_worker.model.config import AttentionLayer, Branches, DecoderConfig, DenseMlp, Layer, MixerLayer, MixtureMlp
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.attention import Attention, HeadWeights
 from octavo_worker.model.layers.block import Block, ParallelBlock
@@ -35,6 +26,7 @@ from octavo_worker.model.layers.recurrent.branches import BranchMixer
 from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
 from octavo_worker.model.layers.sole import Absent, SoleMixer, SoleMlp
 from octavo_worker.model.layers.summed import Summed
+from octavo_worker.model.recurrent.layers import RecurrentLayer
 from octavo_worker.model.shards import Shards
 from octavo_worker.ranks.group import Group
 

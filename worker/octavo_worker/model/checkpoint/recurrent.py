@@ -13,13 +13,14 @@ from octavo_worker.model.checkpoint.formats import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.checkpoint.mixtures import without_bias
 from octavo_worker.model.checkpoint.names import RecurrentNames
-from octavo_worker.model.config import ConvLayer, DecoderConfig, DeltaLayer, RecurrentLayer, Segment, SsmLayer, state_of
+from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.recurrent.delta import DeltaMixer, DeltaWeights
 from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
 from octavo_worker.model.layers.recurrent.short_conv import ConvMixer
 from octavo_worker.model.layers.recurrent.ssm import SsmMixer, SsmWeights
 from octavo_worker.model.layers.summed import Summed
+from octavo_worker.model.recurrent.layers import ConvLayer, DeltaLayer, RecurrentLayer, Segment, SsmLayer, state_of
 from octavo_worker.model.shards import Shards
 from octavo_worker.model.transfer import dtype_name
 from octavo_worker.ranks.group import Group

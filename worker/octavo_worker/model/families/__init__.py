@@ -13,6 +13,7 @@ from octavo_worker.model.families.kin import GEMMAS, GRANITES, OLMOS
 from octavo_worker.model.families.layer_normed import LAYER_NORMED
 from octavo_worker.model.families.llama import LLAMAS
 from octavo_worker.model.families.mixtures import MIXTURES
+from octavo_worker.model.families.refused import NOT_COMPUTED
 from octavo_worker.model.families.wrappers import BOTH_DIRECTIONS, WRAPPERS, is_tied
 
 __all__ = ["FAMILIES", "STATED", "WRAPPERS", "decoder_config", "family_of", "reject"]
@@ -21,6 +22,8 @@ FAMILIES: dict[str, Family] = {**LLAMAS, **OLMOS, **GEMMAS, **GRANITES, **LAYER_
 """By the `model_type` of their config.json, or of its text part."""
 
 LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
+RECURRENT_KINDS = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
+"""Kinds of layers of families with recurrent ones, beside these."""
 
 
 STATED = {name: family.stated for name, family in FAMILIES.items() if family.stated is not None}
@@ -34,11 +37,13 @@ def reject(config: ModelConfig) -> None:
         raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models; {NEXT}")
     if kind in BOTH_DIRECTIONS:
         raise UnsupportedModel(f"{kind!r} reads prompts in both directions; octavo serves causal models only; {NEXT}")
+    if kind in NOT_COMPUTED:
+        raise UnsupportedModel(f"{kind!r} computes {NOT_COMPUTED[kind]}, which octavo does not; {NEXT}")
     family = family_of(config)
-    known = family is not None and family.recurrent is not None
-    if not known and (strange := sorted(set(getattr(text, "layer_types", None) or []) - LAYER_KINDS)):
+    known = LAYER_KINDS if family is None or family.recurrent is None else LAYER_KINDS | RECURRENT_KINDS
+    if strange := sorted(set(getattr(text, "layer_types", None) or []) - known):
         raise UnsupportedModel(
-            f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work; {NEXT}"
+            f"{kind!r} has layers of kind {', '.join(strange)}; octavo does not compute these; {NEXT}"
         )
 
 

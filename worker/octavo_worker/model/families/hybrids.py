@@ -8,18 +8,7 @@ from typing import Any
 
 from octavo_kernels.ops import Routing
 from octavo_worker.model.checkpoint.names import Names, RecurrentNames
-from octavo_worker.model.config import (
-    AttentionLayer,
-    Branches,
-    ConvLayer,
-    DeltaLayer,
-    DenseMlp,
-    MixerLayer,
-    MixtureMlp,
-    OutputGate,
-    RecurrentLayer,
-    SsmLayer,
-)
+from octavo_worker.model.config import AttentionLayer, Branches, DenseMlp, MixerLayer, MixtureMlp, OutputGate
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import NEXT, UnsupportedModel
 from octavo_worker.model.families.expert_names import GRANITE, GRANITE_RENAMED, LFM2_EXPERTS, NEMOTRON, QWEN2
@@ -34,6 +23,7 @@ from octavo_worker.model.families.family import (
 )
 from octavo_worker.model.families.kin import multiplied, rotates_if_said
 from octavo_worker.model.families.mixtures import deepseek, follows_first, granite, is_sparse_step, mixed, qwen2
+from octavo_worker.model.recurrent.layers import ConvLayer, DeltaLayer, RecurrentLayer, SsmLayer
 
 LFM2 = Names(
     final_norm="embedding_norm",

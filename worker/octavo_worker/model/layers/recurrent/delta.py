@@ -10,9 +10,9 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.ops import Convolution, GatedNorm, LayerStates, Moves
 from octavo_worker.contract.state import StateSpec
-from octavo_worker.model.config import DeltaLayer
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
+from octavo_worker.model.recurrent.layers import DeltaLayer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

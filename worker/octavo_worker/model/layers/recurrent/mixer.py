@@ -29,7 +29,7 @@ class RecurrentMixer(ABC):
 
     @abstractmethod
     def advance(self, x: Tensor, states: LayerStates, moves: Moves) -> Tensor:
-        """What the layer makes of the rows `x`, between its products."""
+        """Output of the layer for the rows `x`, between its products."""
 
     @property
     @abstractmethod

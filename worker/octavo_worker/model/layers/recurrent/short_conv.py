@@ -9,9 +9,9 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.ops import Convolution, LayerStates, Moves
 from octavo_worker.contract.state import StateSpec
-from octavo_worker.model.config import ConvLayer
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
+from octavo_worker.model.recurrent.layers import ConvLayer
 
 
 class ConvMixer(RecurrentMixer):

@@ -44,6 +44,12 @@ def moves_of(moves: Sequence[StateMove | None], query_start: Tensor) -> Moves | 
     return Moves(query_start, *(torch.from_numpy(each).to(query_start.device) for each in words))
 
 
+def no_moves(query_start: Tensor) -> Moves:
+    """Moves of sequences that all begin with zeros and leave nothing."""
+    none, no_keeps = torch.zeros_like(query_start[1:]), query_start.new_empty(0)
+    return Moves(query_start, none, none, torch.zeros_like(query_start), no_keeps, no_keeps)
+
+
 def copy_slots(slots: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """Copies whole slots, (source, target) each; no slot is both."""
     if pairs:
