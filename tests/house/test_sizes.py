@@ -49,8 +49,8 @@ BUDGETS = {
     "octavo_worker.assembly": 1660,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
-    "octavo_worker.engine": 6180,
-    "octavo_worker.memory": 860,
+    "octavo_worker.engine": 6950,
+    "octavo_worker.memory": 1000,
     "octavo_worker.runner": 3500,
     "octavo_worker.model": 8900,
     "octavo_worker.ranks": 660,
@@ -60,11 +60,11 @@ BUDGETS = {
     "octavo.dialects": 7800,
     "octavo.client": 2720,
     "octavo.queue": 5570,
-    "octavo.terms": 3400,
+    "octavo.terms": 3430,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 69_200
+MOST_LINES_IN_ALL = 70_150
 
 
 def lines_of(room: str) -> int:

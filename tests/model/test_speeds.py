@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from octavo_worker.contract.state import StateLayout
 from octavo_worker.contract.step import SequenceStep, StepPlan
 from octavo_worker.runner import speeds
 from octavo_worker.runner.speeds import measure_speeds, measure_steps
@@ -49,6 +50,8 @@ class Machine:
     num_blocks: int = 200
     num_host_blocks: int = 50
     first_host_block: int = 200
+    num_state_slots: int = 0
+    state_layout: StateLayout = StateLayout.of([])
     max_model_len: int = 4096
     most_samples: int | None = None
     draft_model: Passes | None = None

@@ -123,6 +123,10 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     def end(self) -> int:
         return self.start + len(self.tokens)
 
+    def moving(self, state: StateMove) -> SequenceStep:
+        """The same step with this move of its state."""
+        return msgspec.structs.replace(self, state=state)
+
     @property
     def drafts(self) -> Sequence[int]:
         """Draft tokens of a decode, which its samples verify."""

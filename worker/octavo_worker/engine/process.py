@@ -140,5 +140,9 @@ def speculation_for(runner: ModelRunner, options: ModelOptions) -> Speculation |
 
 def preemption_policy(options: ModelOptions, runner: ModelRunner) -> PreemptionPolicy:
     speeds = runner.speeds
-    costs = None if speeds is None else CostModel(speeds.block_bytes, speeds.link, speeds.prefill)
+    costs = (
+        None
+        if speeds is None
+        else CostModel(speeds.block_bytes, speeds.link, speeds.prefill, state_bytes=speeds.state_bytes)
+    )
     return PreemptionPolicy(options.preemption, costs)
