@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ class Machine:
     num_host_blocks: int = 50
     first_host_block: int = 200
     num_state_slots: int = 0
-    state_layout: StateLayout = StateLayout.of([])
+    state_layout: StateLayout = field(default_factory=lambda: StateLayout.of([]))
     max_model_len: int = 4096
     most_samples: int | None = None
     draft_model: Passes | None = None

@@ -34,6 +34,7 @@ from transformers import (
 )
 
 from .cousins import FOUR, GROWING
+from .hybrid import HYBRID_WRAPPED
 from .tiny import COMMON
 
 TOWER: dict[str, Any] = {
@@ -61,6 +62,7 @@ PARTLY = {**ROTATED, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
 
 LLAMA = LlamaConfig(**COMMON).to_dict()
 WRAPPED: dict[str, PreTrainedConfig] = {
+    **HYBRID_WRAPPED,
     "aya_vision": AyaVisionConfig(
         text_config=Cohere2Config(**FOUR, sliding_window=24, logit_scale=12.0), vision_config=SIGLIP
     ),

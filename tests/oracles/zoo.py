@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from .cousins import COUSINS
-from .hybrid import mend_convolutions
+from .hybrid import HYBRID, mend_convolutions
 from .mixed import MIXED
 from .tiny import COMMON, CONTEXT, VOCAB
 
@@ -128,8 +128,8 @@ ROUTED: dict[str, PreTrainedConfig] = {
         first_k_dense_replace=1,
     ),
 }
-OWN = GENERIC | COUSINS | MIXED
-"""On octavo's own decoder; those with mixtures on a CPU only."""
+OWN = GENERIC | COUSINS | MIXED | HYBRID
+"""On octavo's own decoder; those with mixtures or recurrent layers on a CPU only."""
 ALL = OWN | ROUTED
 
 

@@ -140,6 +140,11 @@ def _qwen3_5_mixture(config: ModelConfig) -> MixtureMlp:
     return MixtureMlp(config.moe_intermediate_size, routing, config.shared_expert_intermediate_size, shared_gated=True)
 
 
+def _has_kinds(config: ModelConfig) -> bool:
+    """The kind of each layer, which transformers' class leaves open."""
+    return config.layer_types is not None
+
+
 def _lfm2_mixture(config: ModelConfig) -> MixtureMlp:
     routing = Routing(
         config.num_experts,
@@ -280,6 +285,7 @@ HYBRIDS: dict[str, Family] = {
         names=replace(LFM2, experts=(LFM2_EXPERTS,)),
         width=width_of,
         mlps=mixed(_lfm2_mixture, follows_first),
+        as_described=_has_kinds,
     ),
     "qwen3_5_text": QWEN_HYBRID,
     "qwen3_5_moe_text": replace(QWEN_HYBRID, names=replace(QWEN3_5, experts=(QWEN2,)), mlps=mixed(_qwen3_5_mixture)),
