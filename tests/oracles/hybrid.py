@@ -174,6 +174,8 @@ HYBRID: dict[str, PreTrainedConfig] = {
     "falcon_h1-before": FalconH1Config(**FOUR, **FALCON, mamba_d_ssm=128, mamba_rms_norm=True),
 }
 
+LIMITED = {"granitemoehybrid-experts", "nemotron_h-experts"}
+"""Members whose time steps have limits, which transformers keeps in prompts alone, not in decodes."""
 SEEING: dict[str, Any] = {
     "depth": 1, "num_heads": 2, "patch_size": 14, "in_channels": 3, "spatial_merge_size": 2, "hidden_size": 16,
     "intermediate_size": 24, "out_hidden_size": 64, "num_position_embeddings": 4,

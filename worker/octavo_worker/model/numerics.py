@@ -35,6 +35,6 @@ def numerics(
     computes = ops.cpu_level() if device.type == "cpu" else torch.cuda.get_device_name(device)
     names = [route, *(str(kind).removeprefix("torch.") for kind in (dtype, cache_dtype))]
     names += [f"weights {' + '.join(sorted(forms))}"] * bool(forms)
-    names += ["deterministic"] * uniform + [f"{factors} factors"] * bool(factors)
-    names += [f"tp{ranks}"] * (ranks > 1) + ["whole experts"] * whole_experts + ["state-f32"] * states
+    names += ["deterministic"] * uniform + [f"{factors} factors"] * bool(factors) + ["state-f32"] * states
+    names += [f"tp{ranks}"] * (ranks > 1) + ["whole experts"] * whole_experts
     return f"{device.type} {computes} {' '.join(names)}"
