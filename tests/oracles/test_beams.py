@@ -16,6 +16,7 @@ from .drive import Engine, request
 from .zoo import VOCAB
 
 ARCHITECTURES = ["llama", "mistral", "qwen3", "gemma2", "gpt2", "opt", "gpt_neox", "mixtral"]
+ARCHITECTURES += ["lfm2", "qwen3_5", "bamba"]
 NEW = 20
 EOS = list(range(3, VOCAB, 8))  # many, so that random models come to an end now and then
 

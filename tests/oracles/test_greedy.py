@@ -101,7 +101,7 @@ def test_preemption(name: str, pair: Callable[[str], Pair], batched: Callable[[s
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral", "qwen3_5", "lfm2"])
 def test_preemption_at_any_length(
     name: str, mode: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]
 ) -> None:

@@ -53,13 +53,8 @@ def ranked() -> Iterator[Callable[..., ModelRunner]]:
     running: OrderedDict[ModelOptions, tuple[Ranks, ModelRunner]] = OrderedDict()
 
     def load(folder: Path, **more: Any) -> ModelRunner:
-        fixed = {
-            "max_model_len": CONTEXT,
-            "num_blocks": 513,
-            "max_running": 64,
-            "host_cache_bytes": 8 << 20,
-            "dtype": "float32",
-        }
+        fixed = {"num_blocks": 513, "max_running": 64, "host_cache_bytes": 8 << 20, "dtype": "float32"}
+        fixed |= {"max_model_len": CONTEXT}
         options = ModelOptions(model=str(folder), device="cpu", threads=1, tensor_parallel=2, **fixed | more)  # type: ignore[arg-type]
         if options not in running:
             ranks = forked_ranks(options)

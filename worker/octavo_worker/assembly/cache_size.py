@@ -28,7 +28,7 @@ def cache_config(
     slots = state_slots(options, model, _for_caches(options, model, block_bytes, room))
     left = room if room is None else max(0, room - slots * slot_bytes(model))
     num_blocks = pool_size(options, model, block_bytes, max_model_len, left)
-    kept = host_slots(options.host_cache_bytes, block_bytes, num_blocks, each, slots)
+    kept = host_slots(options, each)
     left_on_host = max(0, options.host_cache_bytes - kept * each)
     host_blocks = left_on_host // block_bytes if block_bytes else num_blocks * bool(left_on_host)
     dtype = cache_dtype(options, model)

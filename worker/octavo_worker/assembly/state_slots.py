@@ -40,9 +40,10 @@ def state_slots(options: ModelOptions, model: CausalModel, cache_bytes: int) -> 
     return slots + 1
 
 
-def host_slots(host_bytes: int, block_bytes: int, blocks: int, each: int, slots: int) -> int:
-    """Slots in `host_bytes` of the host's memory, slot 0 included: the share that slots have of the device's caches."""
-    if not each or not host_bytes:
+def host_slots(options: ModelOptions, each: int) -> int:
+    """Slots of `each` bytes in the host's memory, slot 0 included: one for each of `max_running` sequences, if half of
+    the memory there is enough. 0: the model keeps no states, or the host has no room for them."""
+    if not each:
         return 0
-    share = each * slots / (each * slots + block_bytes * blocks)
-    return max(LEAST, int(host_bytes * share) // each) + 1
+    slots = min(options.max_running, int(options.host_cache_bytes * MOST_SHARE) // each)
+    return slots + 1 if slots else 0
