@@ -103,6 +103,10 @@ class EngineStats(Preemptions, array_like=True):
         """Share of the device's blocks that sequences use; 0 without blocks."""
         return self.used_blocks / self.total_blocks if self.total_blocks else 0.0
 
+    def most_rows(self, max_running: int) -> int:
+        """Sequences that run at most, of `max_running`: each has a slot for its state, and those of pins are taken."""
+        return min(max_running, self.total_states - self.pinned_states - 1) if self.total_states else max_running
+
     def blocks(self) -> dict[str, int]:
         """Counts by state: the first four make up the device's memory, shared and pinned are among the used."""
         return {

@@ -109,6 +109,14 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "swap", "recompute"],
         Option("What becomes of a preempted sequence's memory; `auto` takes what is cheaper."),
     ] = "auto"
+    state_interval: Annotated[
+        int,
+        Option(
+            "Tokens of a prompt between states that the prefix cache keeps, of a model that has states; 0: at ends of "
+            "prompts and answers, and where prompts part.",
+            ge=0,
+        ),
+    ] = 0
     scheduling: Annotated[
         Literal["priority", "fcfs"],
         Option("Order inside a worker: class, deadline, arrival; `fcfs` is arrival alone."),

@@ -115,6 +115,9 @@ class Planner:
         if resting and not ahead and not step.steps:
             self._plan_awake(step, False, prompt)
         step.num_decodes = len(step.steps)
+        if self._kv.states is not None:
+            for sequence in step.sequences:
+                self._kv.states.advance(sequence, sequence.computed, step)
         return paused
 
     def _prompt_to_begin(self) -> Request | None:
@@ -157,8 +160,6 @@ class Planner:
             position += 1
             steps.append(sequence.decode(len(steps)))
             planned.append(sequence)
-            if states is not None:
-                states.advance(sequence, start + 1, step)
             if (start + 1) % size == 0:
                 self._kv.publish(sequence)
         return paused
@@ -183,8 +184,6 @@ class Planner:
         for member in going:
             self._kv.make_writable(member, member.computed, step)
             step.add(member, member.decode(len(step.steps)))
-            if self._kv.states is not None:
-                self._kv.states.advance(member, member.computed, step)
             self._kv.publish(member)
         return position + len(members)
 
