@@ -52,7 +52,7 @@ BUDGETS = {
     "octavo_worker.engine": 6180,
     "octavo_worker.memory": 860,
     "octavo_worker.runner": 3500,
-    "octavo_worker.model": 7500,
+    "octavo_worker.model": 7850,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1390,
     "octavo_kernels": 4110,

@@ -79,10 +79,15 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
 
 
 def has_decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits."""
+    """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits, but
+    not beside a dense MLP."""
     family = family_of(config)
     if family is None or family.mlps is None or device.type == "cpu":
         return family is not None
+    described = described_by(config, None)
+    mixtures = [] if described is None else described.mixtures
+    if not mixtures or any(mlp.beside for mlp in mixtures):
+        return not mixtures
     return dtype.itemsize == 2 and Feature.EXPERTS in features(device)
 
 

@@ -8,6 +8,7 @@ from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import NEXT, UnsupportedModel
 from octavo_worker.model.families.family import Family
+from octavo_worker.model.families.gemma4 import GEMMAS4
 from octavo_worker.model.families.kin import GEMMAS, GRANITES, OLMOS
 from octavo_worker.model.families.layer_normed import LAYER_NORMED
 from octavo_worker.model.families.llama import LLAMAS
@@ -16,7 +17,7 @@ from octavo_worker.model.families.wrappers import BOTH_DIRECTIONS, WRAPPERS, is_
 
 __all__ = ["FAMILIES", "STATED", "WRAPPERS", "decoder_config", "family_of", "reject"]
 
-FAMILIES: dict[str, Family] = {**LLAMAS, **OLMOS, **GEMMAS, **GRANITES, **LAYER_NORMED, **MIXTURES}
+FAMILIES: dict[str, Family] = {**LLAMAS, **OLMOS, **GEMMAS, **GEMMAS4, **GRANITES, **LAYER_NORMED, **MIXTURES}
 """By the `model_type` of their config.json, or of its text part."""
 
 LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
