@@ -15,6 +15,7 @@ from octavo_worker.model.transformers_route import TransformersModel
 
 from .conftest import Pair
 from .drive import Engine, request
+from .gemmas import GEMMAS4
 from .mixed import MIXED
 from .zoo import ALL, ROUTED, VOCAB
 
@@ -100,7 +101,7 @@ def test_preemption(name: str, pair: Callable[[str], Pair], batched: Callable[[s
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral", *GEMMAS4])
 def test_preemption_at_any_length(
     name: str, mode: str, pair: Callable[[str], Pair], batched: Callable[[str], list[list[int]]]
 ) -> None:

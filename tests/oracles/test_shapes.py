@@ -7,10 +7,12 @@ import random
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.messages import AddRequest, BeamOptions
@@ -88,6 +90,7 @@ def ample(load: Callable[..., PagedRunner]) -> Callable[..., Answers]:
     return run
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_is_cut_anywhere(name: str, load: Callable[..., PagedRunner]) -> None:
     """In chunks of every length from one token on, across a window and several blocks."""
@@ -126,6 +129,7 @@ def test_preemption_changes_no_bit(
     assert_same(tight, ample(name, form))
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sequence_of_which_most_lies_on_the_host(name: str, load: Callable[..., PagedRunner]) -> None:
     asked = [request("a", prompt(150), max_tokens=30, temperature=0.7, logprobs=1)]
@@ -146,6 +150,7 @@ def test_drafts_change_no_bit(
     assert_same(drafted, ample(name, form))
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_draft_that_is_the_target_is_always_right(
     name: str, load: Callable[..., PagedRunner], cpu_pair: Callable[[str], Pair]
@@ -162,6 +167,7 @@ def test_a_draft_that_is_the_target_is_always_right(
         assert (drafted.stats.swapped_out > 0) == bool(memory)
 
 
+@pytest.mark.full(but=8)
 @pytest.mark.parametrize("form", list(FORMS)[2:])
 @pytest.mark.parametrize("name", NAMES)
 def test_fewer_bits_lose_little(name: str, form: str, load: Callable[..., PagedRunner]) -> None:
@@ -186,3 +192,17 @@ def test_a_token_takes_what_its_layers_keep(name: str, load: Callable[..., Paged
     wide = 32 * (1 if config.attention_k_eq_v else 2)
     values = sum(wide if kind == "full_attention" else 2 * 16 for kind in own)
     assert load(name).layout.block_bytes == 16 * 4 * 2 * values
+
+
+@pytest.mark.skipif(not NAMES, reason="not in this transformers")
+def test_keys_of_a_layer_that_shares_are_left_aside(cpu_pair: Callable[[str], Pair], tmp_path: Path) -> None:
+    """Released files have them."""
+    copytree(cpu_pair(NAMES[0]).folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    at = "model.layers.5.self_attn."
+    tensors |= {at + name: torch.randn(64, 64) for name in ("k_proj.weight", "v_proj.weight")}
+    tensors |= {at + "k_norm.weight": torch.randn(32)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    asked = [request("a", prompt(30), max_tokens=3, prompt_logprobs=0)]
+    options = ModelOptions(model=str(tmp_path), device="cpu", dtype="float32", num_blocks=65, threads=1)
+    assert_same(Engine(load_runner(options)).run(asked), Engine(cpu_pair(NAMES[0]).runner).run(asked))
