@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from transformers import LlamaConfig
 
-from octavo_worker.assembly.choices import has_decoder, kept_of
+from octavo_worker.assembly.choices import choose, has_decoder, kept_of
 from octavo_worker.assembly.devices import check_heads
+from octavo_worker.assembly.inspection import inspect
 from octavo_worker.bench.floors import Costs
 from octavo_worker.contract.cache import CacheSpec, KvLayout, shapes_of
+from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.config import AttentionLayer, DecoderConfig, LayerInputs
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.model.families import decoder_config
@@ -78,13 +81,24 @@ def test_ranks_that_do_not_divide_the_heads_of_some_layer_are_refused() -> None:
 
 def test_heads_of_every_layer_are_checked() -> None:
     def check(attention: dict[str, object]) -> None:
-        check_heads("llama", shapes_of(kept_of(described([{}, attention]), None, torch.bfloat16)))
+        check_heads("llama", shapes_of(kept_of(described([{}, attention]), None, torch.bfloat16)), torch.device("cpu"))
 
     check(WIDE)
     with pytest.raises(UnsupportedModel, match="8 query heads cannot share 3 heads"):
         check({"heads": 8, "kv_heads": 3})
     with pytest.raises(UnsupportedModel, match="up to 512, not 520"):
         check({"head_dim": 520})
+
+
+def test_the_widest_heads_have_no_room_on_an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = shapes_of(kept_of(described([{}, {"head_dim": 512}]), None, torch.bfloat16))
+    check_heads("gemma4", shapes, torch.device("cuda"))
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    check_heads("gemma4", shapes, torch.device("cpu"))
+    with pytest.raises(
+        UnsupportedModel, match=r"'gemma4': .*heads of 512 elements, 472 are the most; give --device cpu"
+    ):
+        check_heads("gemma4", shapes, torch.device("cuda"))
 
 
 def test_costs_count_what_layers_have() -> None:
@@ -123,6 +137,24 @@ def test_a_gemma_4_that_reads_both_ways_is_refused() -> None:
     assert decoder_config(seen) is not None
     with pytest.raises(UnsupportedModel, match="attends in both directions"):
         decoder_config(transformers.Gemma4UnifiedTextConfig(use_bidirectional_attention="all"))
+
+
+@gemma4
+def test_heads_of_a_wide_layer_without_a_kernel_are_refused(tmp_path: Path) -> None:
+    tiny = {"vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 6}
+    transformers.Gemma4TextConfig(**tiny, head_dim=16, global_head_dim=520).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="up to 512, not 520"):
+        choose(ModelOptions(model=str(tmp_path), device="cpu", load_format="dummy"))
+
+
+@gemma4
+def test_what_a_token_reads_has_the_inputs_of_layers(tmp_path: Path) -> None:
+    tiny = {"vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 6}
+    transformers.Gemma4TextConfig(**tiny, hidden_size_per_layer_input=8, dtype="float32").save_pretrained(tmp_path)
+    products = inspect(ModelOptions(model=str(tmp_path), device="cpu", load_format="dummy")).products
+    assert products is not None
+    sizes = {product.name: product.nbytes for product in products}
+    assert sizes["inputs of layers"] == sizes["input gate"] == sizes["input"] == 6 * 8 * HIDDEN * 4
 
 
 @gemma4

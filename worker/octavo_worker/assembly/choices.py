@@ -72,7 +72,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
         check_uniform(device, config, described)
     if options.tensor_parallel > 1:
         check_ranks(options, device, described, config.model_type)
-    check_heads(config.model_type, shapes_of(kept_of(described, trial, dtype)))
+    check_heads(config.model_type, shapes_of(kept_of(described, trial, dtype)), device)
     factors = "" if original is None else "long" if is_long else "short"
     advice = "" if options.max_model_len else yarn_advice(config)
     return Choices(folder, config, form, dtype, device, described, context, trial, factors, original, advice)

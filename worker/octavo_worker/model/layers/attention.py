@@ -66,6 +66,7 @@ class Attention:
         whole = weights.norms if config.qk_norm == "whole" else ()  # over all heads together, as in OLMo 2
         self.whole_norms = [RmsNorm(weight, config.norm_eps, config.norm_offset) for weight in whole]
         self.value_norm = weights.values
+        self.columns = config.q_size + layer.projected * config.kv_size  # of its product
         self.cache = torch.empty(0)
         self.cos_sin: Tensor | None = None
         self.temperature: Tensor | None = None
@@ -107,7 +108,7 @@ class Attention:
         c, rows = self.config, len(b.qkv)
         qkv, q = b.narrowed(b.qkv, c.q_size + 2 * c.kv_size), b.narrowed(b.q, c.q_size)
         q, b.attended = (each.view(rows, c.num_heads, c.head_dim) for each in (q, b.narrowed(b.room, c.q_size)))
-        self.qkv.apply(x, qkv[:, : c.q_size + self.layer.projected * c.kv_size])
+        self.qkv.apply(x, qkv if self.columns == qkv.shape[1] else qkv[:, : self.columns])
         self._adjust(qkv, batch)
         slots = batch.slots if self.layer.shares is None else torch.full_like(batch.slots, -1)  # nothing is written
         written = (qkv, q, self.cache, slots, batch.positions, self.cos_sin)
