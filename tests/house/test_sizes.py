@@ -44,7 +44,7 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 2900,
+    "octavo.cli": 2920,
     "octavo_worker.bench": 1890,
     "octavo_worker.assembly": 1660,
     "octavo_gateway": 7560,
@@ -52,9 +52,9 @@ BUDGETS = {
     "octavo_worker.engine": 6950,
     "octavo_worker.memory": 1000,
     "octavo_worker.runner": 3500,
-    "octavo_worker.model": 8900,
+    "octavo_worker.model": 9350,
     "octavo_worker.ranks": 660,
-    "octavo_worker.contract": 1540,
+    "octavo_worker.contract": 1600,
     "octavo_kernels": 4580,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 70_150
+MOST_LINES_IN_ALL = 70_800
 
 
 def lines_of(room: str) -> int:

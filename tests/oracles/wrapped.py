@@ -34,6 +34,7 @@ from transformers import (
 )
 
 from .cousins import FOUR, GROWING
+from .gemmas import GEMMAS4_WRAPPED
 from .hybrid import HYBRID_WRAPPED
 from .tiny import COMMON
 
@@ -170,6 +171,7 @@ WRAPPED: dict[str, PreTrainedConfig] = {
             "deepstack_visual_indexes": [0],
         },
     ),
+    **GEMMAS4_WRAPPED,
     "smolvlm": SmolVLMConfig(text_config=LLAMA, vision_config=TOWER, scale_factor=1),
     "voxtral": VoxtralConfig(text_config=LLAMA, audio_config={**SOUND, "intermediate_size": 64}),
 }

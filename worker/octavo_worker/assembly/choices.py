@@ -80,17 +80,22 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
         check_uniform(device, config, described)
     if options.tensor_parallel > 1:
         check_ranks(options, device, described, config.model_type)
-    check_heads(config.model_type, shapes_of(kept_of(described, trial, dtype)))
+    check_heads(config.model_type, shapes_of(kept_of(described, trial, dtype)), device)
     factors = "" if original is None else "long" if is_long else "short"
     advice = "" if options.max_model_len else yarn_advice(config)
     return Choices(folder, config, form, dtype, device, described, context, trial, factors, original, advice)
 
 
 def has_decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits."""
+    """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits, but
+    not beside a dense MLP."""
     family = family_of(config)
     if family is None or family.mlps is None or device.type == "cpu":
         return family is not None
+    described = described_by(config, None)
+    mixtures = [] if described is None else described.mixtures
+    if not mixtures or any(mlp.beside for mlp in mixtures):
+        return not mixtures
     return dtype.itemsize == 2 and Feature.EXPERTS in features(device)
 
 

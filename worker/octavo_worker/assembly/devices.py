@@ -17,6 +17,7 @@ from octavo_worker.model.errors import NEXT, ModelError, UnsupportedModel
 from octavo_worker.model.shards import check_divisible
 
 LEAST_BLOCK = 16  # that every device takes
+MOST_WIDTH_ON_AMD = 472  # of a head: more does not fit 64 KiB beside the scores
 
 
 def choose_device(name: str) -> torch.device:
@@ -37,9 +38,14 @@ def check_block_size(block_size: int, device: torch.device) -> None:
         raise ModelError(f"--block-size {block_size}: {error}.") from error
 
 
-def check_heads(family: str, shapes: Iterable[AttentionShape]) -> None:
-    """Raises `UnsupportedModel` for heads that the kernels do not take."""
+def check_heads(family: str, shapes: Iterable[AttentionShape], device: torch.device) -> None:
+    """Raises `UnsupportedModel` for heads that the kernels of this device do not take."""
     for shape in shapes:
+        if device.type == "cuda" and torch.version.hip is not None and shape.width > MOST_WIDTH_ON_AMD:
+            raise UnsupportedModel(
+                f"{family!r}: attention on AMD's GPUs has no room for heads of {shape.width} elements, "
+                f"{MOST_WIDTH_ON_AMD} are the most; give --device cpu."
+            )
         try:
             ops.empty_cache(1, 1, shape.kv_heads, LEAST_BLOCK, shape.width, torch.float16, "meta")
         except ValueError as error:

@@ -227,6 +227,8 @@ def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device) -
         for block in layers.blocks
         for name, linear in block.products().items()
     ]
+    if layers.inputs is not None:
+        kinds.append(("inputs of layers", _outline(layers.inputs.product), None))
     products = []
     counted = Counter([*kinds, ("head", _outline(layers.head), None)])
     for name in dict.fromkeys(name for name, _, _ in counted):

@@ -24,7 +24,9 @@ attention and MLP, which both read it."""
 class AttentionLayer:
     """Attention of one layer, as far as layers may differ. `sliding_window` 0 is full attention; `rope` names one of
     `ropes`; None: queries and keys are not rotated. `heads` are those of queries, `kv_heads` those of keys and values,
-    all of `head_dim` elements; None: as the model says."""
+    all of `head_dim` elements; None: as the model says. `values_are_keys`: values have no product of their own, but are
+    the keys as they were before norm and rotation. A layer that `shares` has queries alone, and reads the keys and
+    values of the layer of that number, an earlier one."""
 
     scale: float
     sliding_window: int = 0
@@ -32,6 +34,13 @@ class AttentionLayer:
     heads: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
+    values_are_keys: bool = False
+    shares: int | None = None
+
+    @property
+    def projected(self) -> int:
+        """Products of keys and of values that it has."""
+        return 0 if self.shares is not None else 1 if self.values_are_keys else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,9 @@ class MixtureMlp:
     """An MLP of experts, each `width` wide, of which a row takes a few; and of the `shared` columns of one that all
     rows take (0: none), times the sigmoid of a product with the row if it is `shared_gated`. Of the router's logits
     there may be a bias, and of its scores a correction for the choice. `clamped`: gates are at most that, and what they
-    gate lies within it and is larger by one."""
+    gate lies within it and is larger by one. `beside`: columns of a dense MLP that reads the same rows (0: there is
+    none); the output of each has a norm, experts and router each have a norm of their rows, and weights of experts a
+    factor, as in Gemma 4."""
 
     width: int
     routing: Routing
@@ -84,11 +95,12 @@ class MixtureMlp:
     corrected: bool = False
     biased: bool = False
     clamped: float | None = None
+    beside: int = 0
 
     @property
     def columns(self) -> int:
         """Columns that a row takes."""
-        return self.width * self.routing.chosen + self.shared
+        return self.width * self.routing.chosen + self.shared + self.beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,15 @@ class Layer:
     attention: MixerLayer | None
     mlp: DenseMlp | MixtureMlp | None
     norms: Places = "before"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """Inputs of every layer beside the hidden states, `width` columns for each: the token's row of a table of
+    `vocab_size` rows and a product with its embedding, as in Gemma 4."""
+
+    vocab_size: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +155,7 @@ class DecoderConfig:
     norm_eps: float = 1e-6
     norm_offset: float = 0.0  # the weight stored is (scale - offset)
     qk_norm: Literal["none", "head", "rotated head", "whole"] = "none"
+    v_norm: bool = False  # of each head of the values, without a weight
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -144,6 +166,8 @@ class DecoderConfig:
     sinks: bool = False
     output_gate: OutputGate | None = None
     temperature: Temperature | None = None
+    layer_inputs: LayerInputs | None = None
+    layer_scalars: bool = False  # a factor of the hidden states behind each layer
     position_offset: int | None = None  # learned positions: the table's row of position 0
     tied: bool = False
     extra_layers: int = 0  # stored behind the last one, for guesses at tokens, and of no use here
@@ -211,16 +235,18 @@ class DecoderConfig:
     def kept(self, layer: AttentionLayer, dtype: str) -> CacheSpec:
         """The cache of a token of the type `dtype` of that layer's attention, which sees this config."""
         width = self.head_dim
-        return CacheSpec(self.num_kv_heads, width, width, dtype, layer.sliding_window, self.num_heads)
+        return CacheSpec(self.num_kv_heads, width, width, dtype, layer.sliding_window, self.num_heads, layer.shares)
 
     @property
     def widest_mlp(self) -> int:
         """Columns of the widest dense MLP: experts have as many rows as a step gives them."""
-        return max((layer.mlp.width for layer in self.layers if isinstance(layer.mlp, DenseMlp)), default=0)
+        mlps = [layer.mlp for layer in self.layers if layer.mlp is not None]
+        return max((mlp.width if isinstance(mlp, DenseMlp) else mlp.beside for mlp in mlps), default=0)
 
     @property
-    def is_mixture(self) -> bool:
-        return any(isinstance(layer.mlp, MixtureMlp) for layer in self.layers)
+    def mixtures(self) -> list[MixtureMlp]:
+        """Mixtures of the layers that have one."""
+        return [layer.mlp for layer in self.layers if isinstance(layer.mlp, MixtureMlp)]
 
     @property
     def gate(self) -> Gate:

@@ -15,6 +15,7 @@ from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.layer_inputs import InputTable
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.mixer import Mixer
 from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
@@ -29,18 +30,21 @@ from octavo_worker.ranks.group import Group
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayers:
-    """`start` stands in front of the first block. The head may have the embedding's table."""
+    """`start` stands in front of the first block. The head may have the embedding's table. `inputs` are those of every
+    layer beside the hidden states."""
 
     embed: Tensor  # [vocab, hidden]
     positions: Tensor | None
     start: AddNorm
     blocks: list[Block]
     head: Linear
+    inputs: InputTable | None = None
 
     @property
     def linears(self) -> list[Linear]:
-        """Linears of all blocks, and the head."""
-        return [*(linear for block in self.blocks for linear in block.products().values()), self.head]
+        """Linears of all blocks, those before them, and the head."""
+        first = [] if self.inputs is None else [self.inputs.product]
+        return [*first, *(linear for block in self.blocks for linear in block.products().values()), self.head]
 
 
 class Taps(Protocol):
@@ -181,4 +185,6 @@ class Decoder:
             b.hidden.mul_(self.embedding_multiplier)
         if self.layers.positions is not None and self.config.position_offset is not None:
             b.hidden.add_(self.layers.positions[batch.positions + self.config.position_offset])
+        if self.layers.inputs is not None:
+            b.inputs = self.layers.inputs.of(batch.token_ids, b.hidden)
         return self.layers.start.after_sum(b)

@@ -61,7 +61,8 @@ class Shards:
         if isinstance(mlp, DenseMlp):
             return DenseMlp(len(self.rank.share(mlp.width)))
         width = mlp.width if self.has_whole_experts else len(self.rank.share(mlp.width))
-        return replace(mlp, width=width, shared=len(self.rank.share(mlp.shared)))
+        shared, beside = len(self.rank.share(mlp.shared)), len(self.rank.share(mlp.beside))
+        return replace(mlp, width=width, shared=shared, beside=beside)
 
     @property
     def vocabulary(self) -> range:
@@ -82,11 +83,12 @@ class Shards:
         held = [_scaled(_kv_heads(segment.units, self.rank), segment.wide) for segment in segments]
         return [range(at + some.start, at + some.stop) for at, some in zip(starts, held, strict=False)]
 
-    def qkv(self, parts: int) -> Held:
-        """Rows of queries, keys and values, which are stored in that many matrices."""
+    def qkv(self, projected: int, parts: int) -> Held:
+        """Rows of queries and of as many of keys and values as are `projected`, which are stored in so many
+        matrices."""
         c = self.whole
         q, kv = _scaled(self._heads, c.head_dim), _scaled(self._kv_heads, c.head_dim)
-        rows = _stacked([q, kv, kv], [c.q_size, c.kv_size, c.kv_size], parts)
+        rows = _stacked([q, *[kv] * projected], [c.q_size, *[c.kv_size] * projected], parts)
         return Held(rows, range(c.hidden_size))
 
     def out(self) -> Held:
@@ -143,7 +145,7 @@ def check_divisible(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks =
     problems += [f"{kv_heads} heads of keys and values" for kv_heads in sorted(odd)]
     mixtures = [layer.mlp for layer in config.layers if isinstance(layer.mlp, MixtureMlp)]
     widths = {layer.mlp.width for layer in config.layers if isinstance(layer.mlp, DenseMlp)}
-    widths |= {mlp.shared for mlp in mixtures}
+    widths |= {width for mlp in mixtures for width in (mlp.shared, mlp.beside)}
     if not are_whole(config, ranks, experts):
         widths |= {mlp.width for mlp in mixtures}
     else:

@@ -19,6 +19,7 @@ from octavo_worker.model.config import DecoderConfig, MixtureMlp
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.mixture import ExpertActivation, ExpertGate, Mixture, Router, SharedExpert
+from octavo_worker.model.layers.norm import RmsNorm
 from octavo_worker.model.layers.quantised import Quantised
 from octavo_worker.model.shards import Shards
 
@@ -65,6 +66,7 @@ class MixtureReader:
             gate=self._activation(mlp),
             shared=self._shared(at, mlp) if mlp.shared else None,
             owned=owned,
+            norm=self._norm(at + self.names.norm) if mlp.beside else None,
         )
 
     def _activation(self, mlp: MixtureMlp) -> ExpertGate | ExpertActivation:
@@ -72,6 +74,10 @@ class MixtureReader:
             return ExpertGate(self.config.gate, mlp.clamped)
         squared = self.config.activation == "relu2"
         return ExpertActivation("relu" if self.config.activation == "relu2" else self.config.activation, squared)
+
+    def _norm(self, name: str) -> RmsNorm:
+        c = self.config
+        return RmsNorm(self.reader.read(f"{name}.weight", c.hidden_size), c.norm_eps, c.norm_offset)
 
     @property
     def _is_first(self) -> bool:
@@ -148,7 +154,19 @@ class MixtureReader:
         count, name = mlp.routing.experts, at + self.names.router
         matrix = Matrix([name], [count], self.config.hidden_size, mlp.router_bias)
         correction = self._correction(at, count) if mlp.corrected else None
-        return Router(self._in_float32(matrix), mlp.routing, correction, self._counters(mlp))
+        norm, factors = self._scaled_norm(at, count) if mlp.beside else (None, None)
+        return Router(self._in_float32(matrix), mlp.routing, correction, self._counters(mlp), norm, factors)
+
+    def _scaled_norm(self, at: str, count: int) -> tuple[RmsNorm, Tensor]:
+        """The norm of the router's rows, whose weight has the scale of its columns and the factor of all in it, and the
+        factors of the experts' weights."""
+        c, source, device = self.config, self.reader.source, self.reader.device
+        scale = torch.empty(c.hidden_size, dtype=torch.float32, device=device)
+        factors = torch.empty(count, dtype=torch.float32, device=device)
+        source.read(at + self.names.scale, scale)
+        source.read(at + self.names.factors, factors)
+        source.wait()
+        return RmsNorm(scale.mul_(c.hidden_size**-0.5), c.norm_eps, 0.0), factors
 
     def _in_float32(self, matrix: Matrix) -> Dense:
         linear = DenseFormat().linear(matrix, replace(self.reader, dtype=torch.float32))

@@ -10,7 +10,8 @@ class ExpertNames:
     """Names of a mixture's tensors within its layer. Matrices of experts stand alone, `each` and what `up` and `down`
     name; or `stacked` ones have those of all, `[experts, rows, depth]`, or `[experts, depth, rows]` if their shape says
     so, and `transposed` if it leaves both open. Rows of stacked gates and of what they gate lie in halves, or
-    `alternating`. `correction` is a whole name."""
+    `alternating`. `correction` is a whole name, and so are `scale`, of the router's rows, and `factors`, of weights,
+    which a mixture beside a dense MLP has, with norms of its rows, of its output and of that MLP's."""
 
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
@@ -23,6 +24,24 @@ class ExpertNames:
     shared_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
+    scale: str = "router.scale"
+    factors: str = "router.per_expert_scale"
+    norm: str = "pre_feedforward_layernorm_2"
+    post_norm: str = "post_feedforward_layernorm_2"
+    post_dense_norm: str = "post_feedforward_layernorm_1"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputNames:
+    """Names of the tensors that make the inputs of layers: a table, a product and a norm for all of them, and in each
+    layer a gate, a product and a norm."""
+
+    table: str = "embed_tokens_per_layer"
+    product: str = "per_layer_model_projection"
+    norm: str = "per_layer_projection_norm"
+    gate: str = "per_layer_input_gate"
+    out: str = "per_layer_projection"
+    post_norm: str = "post_per_layer_input_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +93,8 @@ class Names:
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
     recurrent: RecurrentNames | None = None
     renamed: tuple[tuple[str, str], ...] = ()
+    layer_inputs: LayerInputNames = LayerInputNames()
+    layer_scalar: str = "layer_scalar"  # the whole name
     transposed: bool = False
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     towers: tuple[str, ...] = ()

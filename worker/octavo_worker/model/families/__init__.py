@@ -8,6 +8,7 @@ from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import NEXT, UnsupportedModel
 from octavo_worker.model.families.family import Family
+from octavo_worker.model.families.gemma4 import GEMMAS4
 from octavo_worker.model.families.hybrids import HYBRIDS
 from octavo_worker.model.families.kin import GEMMAS, GRANITES, OLMOS
 from octavo_worker.model.families.layer_normed import LAYER_NORMED
@@ -18,7 +19,16 @@ from octavo_worker.model.families.wrappers import BOTH_DIRECTIONS, WRAPPERS, is_
 
 __all__ = ["FAMILIES", "STATED", "WRAPPERS", "decoder_config", "family_of", "reject"]
 
-FAMILIES: dict[str, Family] = {**LLAMAS, **OLMOS, **GEMMAS, **GRANITES, **LAYER_NORMED, **MIXTURES, **HYBRIDS}
+FAMILIES: dict[str, Family] = {
+    **LLAMAS,
+    **OLMOS,
+    **GEMMAS,
+    **GEMMAS4,
+    **GRANITES,
+    **LAYER_NORMED,
+    **MIXTURES,
+    **HYBRIDS,
+}
 """By the `model_type` of their config.json, or of its text part."""
 
 LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}

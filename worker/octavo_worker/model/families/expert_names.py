@@ -44,12 +44,11 @@ AFMOE = replace(RENAMED, router="mlp.router.gate", correction="mlp.expert_bias")
 SARVAM = replace(RENAMED, correction="mlp.gate.expert_bias")
 LAGUNA = replace(QWEN2, correction="mlp.experts.e_score_correction_bias")
 GPT_OSS = replace(RENAMED, router="mlp.router", transposed=True, alternating=True)
-LFM2_EXPERTS = ExpertNames(
+LFM2_EXPERTS = replace(
+    MIXTRAL,
     router="feed_forward.gate",
     correction="feed_forward.expert_bias",
     each="feed_forward.experts.{}.",
-    up=("w1", "w3"),
-    down="w2",
     stacked=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
 )
 NEMOTRON = ExpertNames(

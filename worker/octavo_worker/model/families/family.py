@@ -88,6 +88,10 @@ def all_as_described(config: ModelConfig) -> bool:
     return True
 
 
+def as_it_is(config: ModelConfig) -> ModelConfig:
+    return config
+
+
 def width_of(config: ModelConfig) -> int:
     return int(config.intermediate_size)
 
@@ -98,12 +102,14 @@ class Family:
 
     `fields` are values of its `DecoderConfig`, `differences` those that its config states in fields of its own; among
     them `scale` or `scales` (of each layer's scores), `norms` (of all layers, or of each), and `attention` (other
-    fields of each `AttentionLayer`). A window counts only if the family `slides`, whatever its files say. A config that
-    is not `as_described` takes the transformers route. `stated`: what makes a config.json readable without
-    transformers; None: nothing does.
+    fields of each `AttentionLayer`). A window counts only if the family `slides`, whatever its files say. `heads` gives
+    the config that says how many heads there are, and how wide, where layers differ. A config that is not
+    `as_described` takes the transformers route. `stated`: what makes a config.json readable without transformers; None:
+    nothing does.
     """
 
     names: Names = LLAMA
+    heads: Callable[[ModelConfig], ModelConfig] = as_it_is
     norms: Places = "before"
     slides: bool = False
     rotation: Callable[[ModelConfig, int | None], Rotation] = rotates_alike
@@ -121,8 +127,9 @@ class Family:
         """None: this member takes the transformers route. Raises `UnsupportedModel`."""
         if not self.as_described(config):
             return None
-        heads, differences = getattr(config, "num_attention_heads", 0), dict(self.differences(config))
-        head_dim = head_dim_of(config) if heads else 1
+        shown, differences = self.heads(config), dict(self.differences(config))
+        heads = getattr(config, "num_attention_heads", 0)
+        head_dim = head_dim_of(shown) if heads else 1
         scale = differences.pop("scale", head_dim**-0.5)
         scales = differences.pop("scales", [scale] * config.num_hidden_layers)
         norms = differences.pop("norms", self.norms)
@@ -141,7 +148,7 @@ class Family:
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
             "num_heads": heads,
-            "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+            "num_kv_heads": getattr(shown, "num_key_value_heads", None) or heads,
             "head_dim": head_dim,
             "layers": tuple(layers),
             "ropes": ropes,

@@ -44,6 +44,8 @@ WRAPPERS: dict[str, Wrapper] = {
     "deepseek_vl": Wrapper(("vision_model", "aligner")),
     "exaone4_5": VISUAL,
     "gemma3": SEEN,
+    "gemma4": Wrapper(("vision_tower", "audio_tower", "embed_vision", "embed_audio")),
+    "gemma4_unified": Wrapper(("vision_embedder", "embed_vision", "embed_audio")),
     "glm46v": VISUAL,
     "glm4v": VISUAL,
     "glm4v_moe": VISUAL,

@@ -40,10 +40,11 @@ class Reading(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """Weights that attention has beside its two products: of the norms of queries and of keys, a score for each head
-    that no token has, and a gate of its output."""
+    """Weights that attention has beside its two products: of the norms of queries and of keys, a norm of values, a
+    score for each head that no token has, and a gate of its output."""
 
     norms: Sequence[Tensor] = ()
+    values: RmsNorm | None = None
     sinks: Tensor | None = None
     gate: AttentionGate | None = None
 
@@ -55,8 +56,8 @@ class Attention:
     def __init__(
         self, config: DecoderConfig, layer: AttentionLayer, qkv: Linear, out: Linear, weights: HeadWeights | None = None
     ) -> None:
-        """`qkv` has the rows of all query heads, then of all key heads, then of all value heads; `config` is as this
-        layer sees it."""
+        """`qkv` has the rows of all query heads, then of all key heads, then of all value heads, as far as there are
+        such; `config` is as this layer sees it."""
         weights = weights or HeadWeights()
         self.config, self.layer = config, layer
         self.qkv, self.out, self.sinks, self.gate = qkv, out, weights.sinks, weights.gate
@@ -64,6 +65,8 @@ class Attention:
         self.norms = HeadNorms(q_norm=q_norm, k_norm=k_norm, eps=config.norm_eps, norm_offset=config.norm_offset)
         whole = weights.norms if config.qk_norm == "whole" else ()  # over all heads together, as in OLMo 2
         self.whole_norms = [RmsNorm(weight, config.norm_eps, config.norm_offset) for weight in whole]
+        self.value_norm = weights.values
+        self.columns = config.q_size + layer.projected * config.kv_size  # of its product
         self.cache = torch.empty(0)
         self.cos_sin: Tensor | None = None
         self.temperature: Tensor | None = None
@@ -77,7 +80,7 @@ class Attention:
     @property
     def kind(self) -> Hashable:
         """Equal to that of a layer whose steps take the same kernels."""
-        return *self.reading.values(), self.layer.rope, self.shape
+        return *self.reading.values(), self.layer.rope, self.shape, self.layer.projected
 
     def bind(self, cache: Tensor | None, block_size: int, tables: Tables) -> None:
         assert cache is not None
@@ -105,12 +108,13 @@ class Attention:
         c, rows = self.config, len(b.qkv)
         qkv, q = b.narrowed(b.qkv, c.q_size + 2 * c.kv_size), b.narrowed(b.q, c.q_size)
         q, b.attended = (each.view(rows, c.num_heads, c.head_dim) for each in (q, b.narrowed(b.room, c.q_size)))
-        self.qkv.apply(x, qkv)
+        self.qkv.apply(x, qkv if self.columns == qkv.shape[1] else qkv[:, : self.columns])
         self._adjust(qkv, batch)
-        written = (qkv, q, self.cache, batch.slots, batch.positions, self.cos_sin)
+        slots = batch.slots if self.layer.shares is None else torch.full_like(batch.slots, -1)  # nothing is written
+        written = (qkv, q, self.cache, slots, batch.positions, self.cos_sin)
         queries = (batch.context_lens, batch.query_start, b.attended, self.layer.scale)
         plan = batch.plans.get(self.shape)
-        if batch.stage is None and self.rotated_weight is None:
+        if batch.stage is None and self.rotated_weight is None and self.layer.shares is None:
             tables = batch.block_tables
             ops.rope_attention(*written, tables, *queries, sinks=self.sinks, plan=plan, **self.norms, **self.reading)
             return
@@ -132,6 +136,10 @@ class Attention:
                 norm.apply(part, part)
         if self.temperature is not None:  # a rotation is linear: before it is as good as after it
             qkv[:, : c.q_size].mul_(self.temperature[batch.positions])
+        if self.value_norm is not None and self.layer.projected:
+            *_, keys, values = qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1)
+            heads = (keys if self.layer.values_are_keys else values).reshape(-1, c.head_dim)
+            values.copy_(self.value_norm.apply(heads, torch.empty_like(heads)).view(values.shape))
 
     def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
         """The output of `b.attended`, added to the residual stream `b.hidden`, and normalised for what follows."""
@@ -145,7 +153,7 @@ def _head_norms(config: DecoderConfig, weights: Sequence[Tensor]) -> tuple[Tenso
     keys go to the queries, too: a score is the sum of products of both.
     """
     if config.qk_norm == "head":
-        return weights[0], weights[1], None
+        return weights[0], weights[1] if len(weights) > 1 else None, None
     if config.qk_norm == "rotated head":
         even = torch.ones_like(weights[0])
         return even, even, weights[0].float() * weights[1].float()

@@ -26,6 +26,7 @@ class Buffers:
     activated: Tensor
     row_context: Tensor | None = None  # of the step's rows, where a Linear reads it
     slots: Tensor | None = None  # of the step's rows
+    inputs: Tensor | None = None  # of all layers, of the step's rows
 
     @classmethod
     def allocate(cls, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> Buffers:
@@ -48,7 +49,7 @@ class Buffers:
         )
 
     def first(self, rows: int) -> Buffers:
-        names = [field.name for field in fields(self) if field.name not in ("row_context", "slots")]
+        names = [field.name for field in fields(self) if field.name not in ("row_context", "slots", "inputs")]
         return Buffers(*(getattr(self, name)[:rows] for name in names))
 
     @staticmethod
@@ -61,4 +62,5 @@ class Buffers:
         """`chosen`, which has as many rows, with the hidden states and attention outputs of `rows`."""
         chosen.hidden, chosen.attended = self.hidden[rows], self.attended[rows]
         chosen.row_context = None if self.row_context is None else self.row_context[rows]
+        chosen.inputs = None if self.inputs is None else self.inputs[rows]
         return chosen

@@ -41,15 +41,17 @@ class GatedMlp:
     def products(self) -> Mapping[str, Linear]:
         return {GATE_UP: self.up, "down": self.down}
 
-    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
+    def activated(self, x: Input, b: Buffers) -> Input:
+        """The operand of `down`."""
         out, scratch = b.narrowed(b.activated, self.width), b.narrowed(b.up, 2 * self.width)
         if self.multiplier == 1.0:
-            activated = self.up.gated(x, self.activation, out=out, scratch=scratch)
-        else:
-            product = self.up.apply(x, scratch)
-            product[:, : self.width].mul_(self.multiplier)
-            activated = ops.act_and_mul(product, self.activation, out=out)
-        return self.down.into_norm(Input(activated, context=b.row_context), b, add_norm)
+            return Input(self.up.gated(x, self.activation, out=out, scratch=scratch), context=b.row_context)
+        product = self.up.apply(x, scratch)
+        product[:, : self.width].mul_(self.multiplier)
+        return Input(ops.act_and_mul(product, self.activation, out=out), context=b.row_context)
+
+    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
+        return self.down.into_norm(self.activated(x, b), b, add_norm)
 
 
 @dataclass(frozen=True, slots=True)
