@@ -171,6 +171,21 @@ def test_keys_that_are_gone_make_a_state_useless() -> None:
     assert answered(driver, again) == [0]
 
 
+def test_a_tail_whose_block_or_state_was_evicted_is_whole_again_when_the_text_comes_again() -> None:
+    driver = engine()
+    states = driver.scheduler.kv.states
+    assert states is not None
+    first = make_request("first", prompt(SIZE + 3), max_tokens=2)
+    answered(driver, first)
+    text = text_of(driver, first)
+    (digest,) = states.pool._tail_of
+    for number, pool in enumerate((driver.scheduler.pool, states.pool)):
+        pool.unpublish(pool.find(digest))
+        again = make_request(f"again{number}", first.prompt, max_tokens=2)
+        next_turn = make_request(f"next{number}", [*text, 901 + number], max_tokens=2)
+        assert answered(driver, again, next_turn) == [SIZE, len(text) - 1]
+
+
 def test_samples_share_the_state_of_their_prompt() -> None:
     driver = engine()
     request = make_request("four", prompt(21), n=4, max_tokens=20)

@@ -218,6 +218,8 @@ class BatchManager:
         states = self.kv.states
         if states is None or len(gang) > 1 or gang[0].is_swapped or _wants_scores(gang[0].request):
             return False
+        if self.running.width + gang[0].width > self._max_running:
+            return False
         return states.expects(gang[0], self.kv.place(gang).begins[0][1], self.running.prefilling, step)
 
     def _can_grow(self, gang: list[Sequence], spare: int) -> bool:

@@ -126,7 +126,8 @@ class Snapshots:
         if behind:
             tail = Tail(digest, array("I", member.slice(full * self._size, live.seen)).tobytes())
             digest = self._cache.tail(*tail)
-        if self._pool.find(digest) is not None or digest in self.coming:
+        is_there = self._pool.find(digest) is not None and (not behind or blocks.find(digest) is not None)
+        if is_there or digest in self.coming:
             return
         snapshot = Snapshot(live.slot, digest, live.seen, tail, block)
         live.slot = NO_SLOT
@@ -140,11 +141,10 @@ class Snapshots:
 
     def _publish(self, snapshot: Snapshot) -> None:
         slot, digest, tail = snapshot.slot, snapshot.digest, snapshot.tail
-        if tail is None:
-            published = self._pool.publish(slot, digest)
-        else:
-            published = self._blocks.publish(snapshot.block, digest) and self._pool.publish_tail(slot, digest, tail)
-        if published:
+        if tail is not None:  # either may be there already, if the other was evicted
+            self._blocks.publish(snapshot.block, digest)
+            self._pool.publish_tail(slot, digest, tail)
+        elif self._pool.publish(slot, digest):
             self.pins.published(slot, digest)
         self._drop(snapshot)
 
