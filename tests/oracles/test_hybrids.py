@@ -13,6 +13,7 @@ from forked_ranks import forked_ranks
 from transformers import AutoModelForMultimodalLM, PreTrainedModel
 
 from octavo_worker.assembly.choices import choose
+from octavo_worker.assembly.inspection import inspect
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.decoder import Decoder
@@ -167,3 +168,13 @@ def test_a_gpu_is_refused_by_name(
     monkeypatch.setattr("octavo_worker.assembly.choices.choose_device", lambda name: torch.device("cuda"))
     with pytest.raises(UnsupportedModel, match="'lfm2' has recurrent layers, which run on CPUs alone"):
         choose(options_of(folders("lfm2")[0]))
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_the_doctor_counts_what_a_step_reads(name: str, folders: Callable[[str], tuple[Path, PreTrainedModel]]) -> None:
+    """Gates that lie between queries once, and all products of a layer."""
+    folder, _ = folders(name)
+    model = runner_of(folder).model
+    assert isinstance(model, Decoder)
+    read = sum(product.nbytes for product in inspect(options_of(folder)).products)
+    assert read == sum(linear.nbytes for linear in model.layers.linears)
