@@ -66,6 +66,24 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _QWEN3,
     "qwen3-30b-a3b": _QWEN3_MOE | {"num_hidden_layers": 48},
     "qwen3-30b-a3b-24": _QWEN3_MOE | {"num_hidden_layers": 24},
+    "qwen3-30b-a3b-8": _QWEN3_MOE | {"num_hidden_layers": 8},
+    "qwen3-30b-a3b-3": _QWEN3_MOE | {"num_hidden_layers": 3},
+    "olmoe-1b-7b-4": {k: v for k, v in _LLAMA.items() if k != "mlp_bias"}
+    | {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_hidden_layers": 4,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "vocab_size": 50_304,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10_000.0,
+    },
     "llama-8b": _LLAMA
     | {
         "hidden_size": 4096,
