@@ -43,6 +43,10 @@ from octavo_kernels.products.linear import gated_linear, linear
 from octavo_kernels.products.norm import layer_norm, rms_norm
 from octavo_kernels.products.product import Product
 from octavo_kernels.products.quantised import copy_of, pack, takes_copy
+from octavo_kernels.recurrent.delta import delta_step
+from octavo_kernels.recurrent.operands import Convolution, GatedNorm, LayerStates, Moves
+from octavo_kernels.recurrent.short_conv import conv_step
+from octavo_kernels.recurrent.ssm import ssm_step
 from octavo_kernels.sampling.sample import logprobs, pack_samples, sample
 
 __all__ = [
@@ -50,8 +54,12 @@ __all__ = [
     "KV_DTYPES",
     "Activation",
     "Assignments",
+    "Convolution",
     "Experts",
     "Gate",
+    "GatedNorm",
+    "LayerStates",
+    "Moves",
     "Product",
     "RmsNorm",
     "Routed",
@@ -63,9 +71,11 @@ __all__ = [
     "block_bytes",
     "check_block_size",
     "combine",
+    "conv_step",
     "copy_blocks",
     "copy_of",
     "cpu_level",
+    "delta_step",
     "empty_cache",
     "experts_down",
     "experts_up",
@@ -86,6 +96,7 @@ __all__ = [
     "sample",
     "set_num_threads",
     "sigmoid",
+    "ssm_step",
     "swap_blocks",
     "takes_copy",
     "write_kv",

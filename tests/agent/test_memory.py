@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 
 import pytest
 from queue_client import Queue
+from rich.console import Console
 from waiting import eventually
 
 from octavo import AsyncClient, Client
+from octavo.cli.memory_view import memory_panel
 from octavo.terms.errors import WorkerNotFound
 from octavo.terms.stats import PREEMPTION_REASONS
 from octavo_worker.memory.cost import Decision
@@ -68,6 +71,26 @@ def test_the_host_and_the_reasons_of_preemptions(queue: Queue, redis_url, start_
         assert memory.tokens["restored"] > 0
         assert memory.host["used"] == 0
         assert set(memory.host_cells) == {"."}
+
+
+def test_slots_for_states_are_shown_by_use(queue: Queue, redis_url, start_worker):
+    worker = start_worker("step_seconds=0.01,state_slots=12", num_blocks=100).wait_ready()
+    job = queue.submit(PROMPT, sampling=sampling(300, n=3))
+    eventually(lambda: queue.stored(job) > 10)
+    with Client(redis_url) as client:
+        memory = client.worker_memory(worker.id)
+        states = memory.states
+        assert states["total"] == sum(states[s] for s in ("free", "used", "cached", "quarantined")) == 11
+        assert (states["used"], len(memory.state_cells)) == (3, 11)
+        assert memory.state_cells.count("u") == 3
+        shown = Console(width=90, record=True, file=io.StringIO())
+        shown.print(memory_panel(memory, 90))
+        assert "11 slots for states" in shown.export_text()
+        (info,) = client.workers()
+        assert info.stats.max_running == 10, "more sequences than there are slots"
+        client.cancel(job)
+        eventually(lambda: client.worker_memory(worker.id).states["used"] == 0)
+        assert client.worker_memory(worker.id).states["cached"] > 0
 
 
 def test_nobody_answers_for_a_worker_that_is_not_there(redis_url):

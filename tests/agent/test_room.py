@@ -234,3 +234,12 @@ def test_a_guest_has_the_memory_of_those_that_run_most():
     mine = found.classes[1]
     assert (mine.jobs, mine.sated) == (0, ("a",))
     assert mine.guest_tokens == (2 - 7 * GROWTH_BLOCKS + 50) * BLOCK
+
+
+def test_a_sequence_takes_a_slot_for_its_state():
+    """Pins hold slots, which no sequence can have."""
+    limits, jobs = limits_of(enough=4, blocks=1001), [active(20) for _ in range(3)]
+    plenty = EngineStats(running=3, used_blocks=12, free_blocks=988)
+    few = EngineStats(running=3, used_blocks=12, free_blocks=988, used_states=6, free_states=3, pinned_states=2)
+    assert room_for(jobs, limits, plenty).of(1).jobs == ROWS - 3
+    assert room_for(jobs, limits, few).of(1).jobs == 9 - 2 - 1 - 3

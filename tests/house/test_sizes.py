@@ -44,27 +44,27 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 2900,
+    "octavo.cli": 2920,
     "octavo_worker.bench": 1900,
-    "octavo_worker.assembly": 1570,
+    "octavo_worker.assembly": 1660,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
-    "octavo_worker.engine": 6180,
-    "octavo_worker.memory": 860,
+    "octavo_worker.engine": 6950,
+    "octavo_worker.memory": 1000,
     "octavo_worker.runner": 3500,
-    "octavo_worker.model": 7400,
+    "octavo_worker.model": 9350,
     "octavo_worker.ranks": 660,
-    "octavo_worker.contract": 1390,
-    "octavo_kernels": 4110,
+    "octavo_worker.contract": 1600,
+    "octavo_kernels": 4580,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,
     "octavo.queue": 5570,
-    "octavo.terms": 3400,
+    "octavo.terms": 3430,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 67_300
+MOST_LINES_IN_ALL = 70_800
 
 
 def lines_of(room: str) -> int:

@@ -61,3 +61,11 @@ def test_a_victim_needs_room_in_what_is_free_on_the_host():
     assert PreemptionPolicy("swap").decide(Victim(3, 48), pool) is Decision.HOST_FULL
     pool.release(taken)
     assert PreemptionPolicy("swap").decide(Victim(3, 48), pool) is Decision.SWAP
+
+
+def test_a_state_that_moves_makes_a_swap_dearer():
+    costs = CostModel(block_bytes=1 << 16, link=1e9, prefill=1e4, state_bytes=50 << 20)
+    assert costs.choose(Victim(10, 160)) is Decision.SWAP
+    assert costs.choose(Victim(10, 160, states=1)) is Decision.CHEAPER
+    assert costs.choose(Victim(100, 1600, states=1)) is Decision.SWAP
+    assert costs.swap_seconds(Victim(0, 0, states=2)) == pytest.approx(2 * (50e-6 + 2 * (50 << 20) / 1e9))

@@ -57,7 +57,15 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> StepShapes:
     monkeypatch.setattr(module, "chunk_count", lambda contexts, queries, heads_per_kv: len(contexts))
     monkeypatch.setattr(module, "only_prompts", lambda contexts, queries, heads_per_kv: bool((queries > 16).all()))
     return StepShapes(
-        64, 300, samples=192, prompts=True, chunks=20, heads_per_kv=4, few_queries=4, block_size=16, block_bytes=1 << 20
+        64,
+        300,
+        samples=192,
+        prompts=True,
+        chunks=20,
+        heads_per_kv=[4],
+        few_queries=4,
+        block_size=16,
+        block_bytes=1 << 20,
     )
 
 
@@ -132,3 +140,14 @@ def test_more_than_there_is_room_for_is_refused(shapes: StepShapes) -> None:
     for step in (sizes([301], 0), sizes([193], 1, samples=193)):
         with pytest.raises(ValueError, match="room for 300 tokens and 192 samples"):
             shapes.of(step)
+
+
+def test_layers_of_several_groups_of_heads_have_room_for_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which chunks there are, and whether all are prompts, depends on how many query heads share keys."""
+    monkeypatch.setattr(module, "chunk_count", lambda contexts, queries, group: 100 // group)
+    monkeypatch.setattr(module, "only_prompts", lambda contexts, queries, group: group > 2)
+    for groups, chunks, alone in (([4], 25, True), ([4, 8], 25, True), ([2, 8], 50, False), ([8, 2], 50, False)):
+        made = StepShapes(
+            4, 600, samples=4, prompts=True, chunks=1, heads_per_kv=groups, few_queries=4, block_size=16, block_bytes=64
+        )
+        assert made.of(sizes([550, 3], 0, is_scored=True)) == RaggedShape(chunks, alone, False)

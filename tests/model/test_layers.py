@@ -44,7 +44,7 @@ def made(*shape: int) -> Tensor:
 
 def buffers() -> Buffers:
     hidden = made(ROWS, HIDDEN)
-    shapes = [(HIDDEN,), (HIDDEN,), (1,), (1, 1), (1,), (2 * WIDTH,), (WIDTH,)]
+    shapes = [(HIDDEN,), (HIDDEN,), (1,), (1,), (1,), (1, 1), (2 * WIDTH,), (WIDTH,)]
     return Buffers(hidden, *(torch.empty(ROWS, *shape) for shape in shapes))
 
 

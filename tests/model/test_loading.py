@@ -134,7 +134,7 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
     ("config", "reason"),
     [
         (T5Config(d_model=32, d_ff=40, num_layers=2, num_heads=4, vocab_size=50), "encoder-decoder"),
-        (MambaConfig(**TINY, state_size=4), "linear_attention"),
+        (MambaConfig(**TINY, state_size=4), "selective scan of Mamba1"),
         (BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4), "Bloom"),
     ],
     ids=["encoder-decoder", "state-space", "own-attention"],

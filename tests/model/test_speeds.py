@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 
+from octavo_worker.contract.state import StateLayout
 from octavo_worker.contract.step import SequenceStep, StepPlan
 from octavo_worker.runner import speeds
 from octavo_worker.runner.speeds import measure_speeds, measure_steps
@@ -49,6 +50,8 @@ class Machine:
     num_blocks: int = 200
     num_host_blocks: int = 50
     first_host_block: int = 200
+    num_state_slots: int = 0
+    state_layout: StateLayout = field(default_factory=lambda: StateLayout.of([]))
     max_model_len: int = 4096
     most_samples: int | None = None
     draft_model: Passes | None = None

@@ -16,6 +16,7 @@ from octavo_worker.contract.step import Launched, ModelRunner, StepPlan
 from octavo_worker.engine.config import SchedulerConfig
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.engine.states.states import StateSizes
 
 
 @dataclass
@@ -30,6 +31,13 @@ class Answers:
     stats: EngineStats = field(default_factory=EngineStats)
     most_blocks: int = 0
     cold_steps: int = 0
+
+
+def states_of(runner: ModelRunner, slots: int | None = None) -> StateSizes | None:
+    """Slots of a runner, or its first ones; None: its model keeps no states."""
+    if not runner.num_state_slots:
+        return None
+    return StateSizes(slots or runner.num_state_slots, runner.num_host_state_slots, runner.first_host_state_slot)
 
 
 class Engine:
@@ -53,6 +61,7 @@ class Engine:
                     "window": runner.window,
                     "reads_host": runner.reads_host,
                     "shared_reading": runner.shared_reading,
+                    "states": states_of(runner),
                 }
                 | options,
             )

@@ -13,9 +13,11 @@ from octavo_worker.memory.cost import PreemptionPolicy
 
 from .conftest import Pair
 from .drive import Engine, request
+from .gemmas import GEMMAS4
 from .zoo import VOCAB
 
-ARCHITECTURES = ["llama", "mistral", "qwen3", "gemma2", "gpt2", "opt", "gpt_neox", "mixtral"]
+ARCHITECTURES = ["llama", "mistral", "qwen3", "gemma2", "gpt2", "opt", "gpt_neox", "mixtral", *GEMMAS4]
+ARCHITECTURES += ["lfm2", "qwen3_5", "bamba"]
 NEW = 20
 EOS = list(range(3, VOCAB, 8))  # many, so that random models come to an end now and then
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -50,19 +51,26 @@ def random_requests() -> list[AddRequest]:
 
 
 @pytest.fixture(scope="module")
-def roomy(pair: Callable[[str], Pair]) -> Answers:
-    answers = Engine(pair("llama").runner).run(random_requests())
-    assert answers.stats.preemptions == 0
-    return answers
+def roomy(pair: Callable[[str], Pair]) -> Callable[[str], Answers]:
+    @cache
+    def run(name: str) -> Answers:
+        answers = Engine(pair(name).runner).run(random_requests())
+        assert answers.stats.preemptions == 0
+        return answers
+
+    return run
 
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("mode", ["recompute", "swap", "mixed"])
-def test_preemption_changes_no_token(mode: str, pair: Callable[[str], Pair], roomy: Answers) -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen3_5"])
+def test_preemption_changes_no_token(
+    name: str, mode: str, pair: Callable[[str], Pair], roomy: Callable[[str], Answers]
+) -> None:
     policy = MixedPolicy() if mode == "mixed" else PreemptionPolicy(mode)
     hosts = 0 if mode == "recompute" else 100
-    tight = Engine(pair("llama").runner, num_blocks=61, num_host_blocks=hosts, policy=policy).run(random_requests())
+    tight = Engine(pair(name).runner, num_blocks=61, num_host_blocks=hosts, policy=policy).run(random_requests())
     assert tight.stats.preemptions > 100
     assert (tight.stats.swapped_out > 50) == (mode != "recompute")
     assert (tight.stats.recomputed_tokens > 500) == (mode != "swap")
-    assert tight.tokens == roomy.tokens
+    assert tight.tokens == roomy(name).tokens

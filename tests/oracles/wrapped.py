@@ -34,6 +34,8 @@ from transformers import (
 )
 
 from .cousins import FOUR, GROWING
+from .gemmas import GEMMAS4_WRAPPED
+from .hybrid import HYBRID_WRAPPED
 from .tiny import COMMON
 
 TOWER: dict[str, Any] = {
@@ -61,6 +63,7 @@ PARTLY = {**ROTATED, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
 
 LLAMA = LlamaConfig(**COMMON).to_dict()
 WRAPPED: dict[str, PreTrainedConfig] = {
+    **HYBRID_WRAPPED,
     "aya_vision": AyaVisionConfig(
         text_config=Cohere2Config(**FOUR, sliding_window=24, logit_scale=12.0), vision_config=SIGLIP
     ),
@@ -168,6 +171,7 @@ WRAPPED: dict[str, PreTrainedConfig] = {
             "deepstack_visual_indexes": [0],
         },
     ),
+    **GEMMAS4_WRAPPED,
     "smolvlm": SmolVLMConfig(text_config=LLAMA, vision_config=TOWER, scale_factor=1),
     "voxtral": VoxtralConfig(text_config=LLAMA, audio_config={**SOUND, "intermediate_size": 64}),
 }

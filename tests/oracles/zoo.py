@@ -19,6 +19,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
+    OlmoHybridConfig,
     OPTConfig,
     Phi3Config,
     PhiConfig,
@@ -29,6 +30,8 @@ from transformers import (
 )
 
 from .cousins import COUSINS
+from .gemmas import GEMMAS4
+from .hybrid import HYBRID, mend_convolutions
 from .mixed import MIXED
 from .tiny import COMMON, CONTEXT, VOCAB
 
@@ -126,8 +129,8 @@ ROUTED: dict[str, PreTrainedConfig] = {
         first_k_dense_replace=1,
     ),
 }
-OWN = GENERIC | COUSINS | MIXED
-"""On octavo's own decoder; those with mixtures on a CPU only."""
+OWN = GENERIC | COUSINS | MIXED | GEMMAS4 | HYBRID
+"""On octavo's own decoder; those with mixtures or recurrent layers on a CPU only."""
 ALL = OWN | ROUTED
 
 
@@ -153,7 +156,8 @@ def build(name: str, config: PreTrainedConfig | None = None, width: float = 2.5)
 
 
 def widen(model: PreTrainedModel, width: float) -> None:
-    """Draws all weights anew."""
+    """Draws all weights anew. Where scores have no scale, the norm of queries has it in its weights."""
+    is_unscaled = model.config.get_text_config().model_type.startswith("gemma4")
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() >= 2:
@@ -164,12 +168,18 @@ def widen(model: PreTrainedModel, width: float) -> None:
                 parameter.normal_(0.0, (0.2 if tied else width) / fan_in**0.5)  # tied: or a token predicts itself
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+                if key.endswith("q_norm.weight") and is_unscaled:
+                    parameter.mul_(0.3)
         for key, buffer in model.named_buffers():
             if key.endswith("correction_bias"):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
+            if key.endswith("layer_scalar"):
+                buffer.mul_(0.7 + 0.6 * torch.rand_like(buffer))
 
 
 def save(name: str, folder: Path, config: PreTrainedConfig | None = None, width: float = 2.5) -> PreTrainedModel:
     model = build(name, config, width)
     model.save_pretrained(folder)
+    if isinstance(model.config, OlmoHybridConfig):
+        mend_convolutions(folder, model.config)
     return model

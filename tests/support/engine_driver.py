@@ -24,6 +24,7 @@ from octavo_worker.engine.config import SchedulerConfig
 from octavo_worker.engine.grammar import Matcher
 from octavo_worker.engine.pipeline import Pipeline
 from octavo_worker.engine.scheduler import Scheduler
+from octavo_worker.engine.states.states import StateSizes
 from octavo_worker.engine.stop import StopRules
 
 
@@ -107,6 +108,9 @@ class Driver:
         fake = device(num_blocks, block_size, **(runner or {}))
         for name in ("num_host_blocks", "first_host_block", "window", "reads_host", "features"):
             scheduler.setdefault(name, getattr(fake, name))
+        if fake.num_state_slots:
+            host = fake.num_host_state_slots, fake.first_host_state_slot
+            scheduler["states"] = StateSizes(fake.num_state_slots, *host, scheduler.pop("state_interval", 0))
         options = {"token_budget": 256, "max_running": 32, "watermark": 0.0, "timer": Clock()} | scheduler
         options = {name: value for name, value in options.items() if value is not None}  # None: the default
         return cls(
@@ -145,6 +149,8 @@ class Driver:
             assert max_steps > 0, "the engine does not come to an end"
             self.step()
         assert self.scheduler.pool.used == 0, "blocks leaked"
+        states = self.scheduler.kv.states
+        assert states is None or states.pool.used == len(states.snapshots.pins.blocks), "slots leaked"
 
     def record(self, output: StepOutput) -> None:
         for token in output.tokens:

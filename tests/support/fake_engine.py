@@ -2,7 +2,8 @@
 
 `--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake, as in
 "fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a
-token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`).
+token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`),
+for how many states it has slots (`state_slots`).
 With `refuse` it cannot load, and takes so many seconds to exit. With `script`, a file of token ids as JSON, all
 sequences are those tokens, as far as a grammar allows; with `reply`, another such file, they are these where the token
 `results` is in the prompt. `folder` has the vocabulary that grammars need.
@@ -70,6 +71,7 @@ def load_runner(options: ModelOptions) -> FakeRunner:
         vocab_size=int(settings.get("vocab_size", 997)),
         step_seconds=float(settings.get("step_seconds", 0.0)),
         poison=int(settings.get("poison", -1)),
+        state_slots=int(settings.get("state_slots", 0)),
     )
     if "script" in settings:
         runner.script = json.loads(Path(settings["script"]).read_text())

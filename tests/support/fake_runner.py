@@ -2,7 +2,7 @@
 
 It keeps a fake KV array with one (position, token) pair a slot, the host's blocks behind those of the device. A wrong
 table, a missed copy-on-write, a stale prefix hit or a bad preemption changes the history it reads, hence the tokens, or
-trips one of its assertions.
+trips one of its assertions. With `state_slots` it keeps states, too (`fake_states`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from fake_model import LateStep, masked_out
 from fake_model import candidates as candidates
 from fake_model import next_token as next_token
 from fake_model import score as score
+from fake_states import FakeStates
 from msgspec.structs import replace
+from plan_values import value_of as value_of
 
 from octavo_worker.contract.messages import Logprob
 from octavo_worker.contract.step import (
@@ -64,6 +66,8 @@ class FakeRunner:
         window: int = 0,
         reads_host: bool = False,
         speeds: Speeds | None = None,
+        state_slots: int = 0,
+        host_state_slots: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -79,6 +83,9 @@ class FakeRunner:
         self.speeds = speeds
         self.blocks_swapped = 0
         self.cold_reads = 0  # of positions on the host
+        self.num_state_slots, self.num_host_state_slots = state_slots, host_state_slots
+        self.first_host_state_slot = state_slots + GAP if host_state_slots else 0
+        self.states = FakeStates(state_slots, host_state_slots, self.first_host_state_slot) if state_slots else None
         self._kv: list[tuple[int, int] | None] = [None] * ((self.first_host_block + num_host_blocks) * block_size)
         self._stored: set[int] = set()  # host blocks that were written
         self._sampled: list[Sampled] = []  # in the step before
@@ -107,6 +114,9 @@ class FakeRunner:
             self._swap_in(plan)
         self._copy(plan.copies)
         written: set[int] = set()
+        if self.states is not None:
+            self.states.check(plan)
+            self.states.swap_in(plan)
         steps = [self._resolve(step) for step in plan.sequences]
         for position, step in enumerate(steps):
             assert step.tokens, "a step without tokens"
@@ -116,11 +126,18 @@ class FakeRunner:
             self._remember(step)
             self._write(step, written)
         self._swap_out(plan)
+        self._move_states(plan, steps)
         answers = self._answers(steps, masks())
         if not comes_early:
             self._swap_in(plan)
         self._sampled = [sampled for answer in answers for sampled in answer.samples]
         return StepResult(answers)
+
+    def _move_states(self, plan: StepPlan, steps: Sequence[SequenceStep]) -> None:
+        if self.states is None:
+            assert not any(step.state for step in steps), "a state of a model that keeps none"
+        else:
+            self.states.move(plan, steps, [self._history(step) for step in steps], late=self.asynchronous)
 
     def _resolve(self, step: SequenceStep) -> SequenceStep:
         """The step with the token that it follows, and what of its lists was there when it was planned."""
@@ -253,19 +270,6 @@ class FakeRunner:
         return Sampled(token, logprob)
 
 
-def value_of(plan: StepPlan, block_size: int) -> list[Any]:
-    """All that a plan says, copied."""
-    swaps = [list(plan.swap_in), list(plan.swap_out), list(plan.copies), list(plan.groups), list(plan.prefix_lens)]
-    return [plan.num_decodes, *swaps, *(_value_of(step, block_size) for step in plan.sequences)]
-
-
-def _value_of(step: SequenceStep, block_size: int) -> list[Any]:
-    fields = [step.start, step.run_id, step.follows, step.prompt_logprobs, list(step.tokens), list(step.targets)]
-    blocks = list(step.block_table[: -(-step.end // block_size)])
-    samples = [(step.sample_row(i), list(s.prompt), step.output_at(i)) for i, s in enumerate(step.samples)]
-    return [*fields, list(step.rows), blocks, samples]
-
-
 @dataclass
 class _Flight:
     """A step in the hands of `DelayedRunner`'s thread."""
@@ -327,6 +331,8 @@ class DelayedRunner(FakeRunner):
         finally:
             assert value_of(flight.plan, self.block_size) == flight.value, "a plan changed after its launch"
             self._flush(host for _, host in flight.plan.swap_out)
+            if self.states is not None:
+                self.states.flush(host for _, host in flight.plan.state_out)
 
     def close(self) -> None:
         self._device.shutdown()
@@ -341,6 +347,8 @@ class DelayedRunner(FakeRunner):
     def _spoil(self, plan: StepPlan) -> None:
         """Write nonsense wherever the plan writes."""
         size, nonsense = self.block_size, (-1, -1)
+        if self.states is not None:
+            self.states.spoil(plan)
         self._stored.update(host for _, host in plan.swap_out)
         for block in [block for _, block in (*plan.swap_out, *plan.swap_in, *plan.copies)]:
             self._kv[block * size : (block + 1) * size] = [nonsense] * size

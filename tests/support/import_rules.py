@@ -198,9 +198,13 @@ RULES = [
     Rule(f"{KERNELS}/attention", ("torch", "numpy", *LAUNCHES, *kernels("cache"))),
     Rule(f"{KERNELS}/sampling", ("torch", "numpy", *LAUNCHES)),
     Rule(f"{KERNELS}/experts", ("torch", *LAUNCHES, *kernels("products"))),
+    Rule(f"{KERNELS}/recurrent", ("torch", *LAUNCHES)),
     Rule(f"{KERNELS}/exchange", ("torch", *LAUNCHES, *kernels("sampling"))),
     Rule(f"{KERNELS}/step.py", ("torch", "numpy", *LAUNCHES, *kernels("sampling"))),
-    Rule(f"{KERNELS}/ops.py", kernels("_cpu", "attention", "cache", "experts", "products", "sampling", "operands")),
+    Rule(
+        f"{KERNELS}/ops.py",
+        kernels("_cpu", "attention", "cache", "experts", "products", "recurrent", "sampling", "operands"),
+    ),
 ]
 
 ROOMS = (

@@ -70,6 +70,18 @@ def random_beams(rng: random.Random, name: str, prompt: list[int]) -> AddRequest
     )
 
 
+def next_turn(rng: random.Random, name: str, requests: dict[str, AddRequest], context: int, window: int) -> AddRequest:
+    """A request whose prompt is the text of an earlier one and a few tokens more, if that is not too long."""
+    before = requests[str(rng.randrange(int(name)))]
+    if before.sampling.beam is not None:
+        return requests[name]
+    answer = expected_tokens(before, rng.choice(before.sequences).index, max_model_len=context, window=window)
+    prompt = [*before.prompt, *answer, *(rng.randrange(50) for _ in range(rng.randint(1, 9)))]
+    return (
+        make_request(name, prompt, max_tokens=12, seed=1, salt=before.salt) if len(prompt) < context else requests[name]
+    )
+
+
 class MixedPolicy(PreemptionPolicy):
     """Swaps or recomputes by chance."""
 
@@ -97,10 +109,12 @@ def run_workload(
     context: int = CONTEXT,
     longest_prefix: int = 60,
     speculation: Speculation | None = None,
+    chat_rate: float = 0.0,
     **memory: Any,
 ) -> Driver:
     """A step takes a second of the clock that deadlines go by; the timer goes on by 10 ms whenever it is read. An
-    `AnswerBook` of the speculation learns what will be said."""
+    `AnswerBook` of the speculation learns what will be said. Of the requests a share of `chat_rate` goes on from the
+    answer of another one."""
     rng, now = random.Random(seed), 0.0
     driver = Driver.create(
         usable_blocks + 1,
@@ -119,6 +133,8 @@ def run_workload(
     window = driver.runner.window
     options = {"context": context, "window": window, "beam_rate": beam_rate, "deadline_rate": deadline_rate}
     requests = {str(i): random_request(rng, str(i), prefixes, **options) for i in range(count)}
+    chats = (name for name in list(requests)[1:] if rng.random() < chat_rate)
+    requests |= {name: next_turn(rng, name, requests, context, window) for name in chats}
     if speculation is not None and isinstance(speculation.proposer, AnswerBook):
         teach(speculation.proposer, requests.values(), max_model_len=context, window=window)
     arriving, aborted = list(requests.values()), set[tuple[str, int]]()
@@ -131,11 +147,22 @@ def run_workload(
         driver.step()
         now += 1
     driver.runner.close()
+    check_slots(driver)
     assert driver.scheduler.pool.used == driver.scheduler.pool.quarantined == 0
     if driver.scheduler.kv.host is not None:
         assert driver.scheduler.kv.host.pool.used == driver.scheduler.kv.host.pool.quarantined == 0
     check_tokens(driver, requests, aborted)
     return driver
+
+
+def check_slots(driver: Driver) -> None:
+    """No slot of a state is left in use, whatever happened."""
+    states = driver.scheduler.kv.states
+    if states is not None:
+        assert states.pool.used == states.pool.quarantined == 0
+        assert not states.snapshots.pending
+        assert not states.snapshots.coming
+        assert states.host is None or states.host.used == states.host.quarantined == 0
 
 
 def teach(book: AnswerBook, requests: Iterable[AddRequest], **options: int) -> None:

@@ -6,6 +6,7 @@
 
 #include "../messages.h"
 #include "../operands.h"
+#include "recurrent_args.h"
 
 namespace octavo {
 
@@ -215,7 +216,14 @@ struct Kernels {
   void (*masses)(const MassArgs&, int64_t row);
   void (*sum)(const SumArgs&, int64_t row_begin, int64_t row_end);
   void (*combine)(const CombineArgs&, int64_t row_begin, int64_t row_end);
+  void (*convolve)(const ConvolutionArgs&, int sequence, int64_t channel_begin, int64_t channel_end);
+  void (*recurrence_prepare)(const RecurrenceArgs&, int64_t row_begin, int64_t row_end);
+  // `state`: floats for a depth of kMostStateColumns.
+  void (*recurrence_advance)(const RecurrenceArgs&, int sequence, int head, float* state);
+  void (*recurrence_finish)(const RecurrenceArgs&, int64_t row_begin, int64_t row_end);
 };
+
+inline constexpr int kMostStateColumns = 32;
 
 // Bytes of scratch that `Kernels::sample` needs.
 inline constexpr int kSampleBins = 2048;

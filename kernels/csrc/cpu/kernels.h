@@ -8,6 +8,7 @@
 #include "linear.h"
 #include "norm.h"
 #include "quantised.h"
+#include "recurrent.h"
 #include "sample.h"
 
 namespace octavo {
@@ -16,7 +17,7 @@ namespace {
 constexpr Kernels level_kernels() {
   return {write,  attention_rows, attention_scratch, attention_partial, attention, attention_merge, linear_plan,
           linear_pack, linear, quantised_plan, quantised_pack, quantised, rms_norm, layer_norm, activation, sample, logprobs,
-          masses, sum, combine};
+          masses, sum, combine, convolve, recurrence_prepare, recurrence_advance, recurrence_finish};
 }
 
 }  // namespace

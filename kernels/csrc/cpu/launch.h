@@ -27,6 +27,8 @@ void launch_route(const RouteArgs& a);
 void launch_grouped_linear(const LinearArgs& a, const int32_t* starts, int experts);
 void launch_grouped_quantised(const QuantisedArgs& a, const int32_t* starts, int experts);
 void launch_combine(const CombineArgs& a);
+void launch_recurrence(ConvolutionArgs convolution, RecurrenceArgs recurrence);
+void launch_short_convolution(ConvolutionArgs convolution);
 void launch_copy(char* cache, int64_t block_bytes, const int64_t* pairs, int64_t n);
 
 }  // namespace octavo

@@ -31,6 +31,7 @@ from octavo.queue.roles import lacking
 from octavo.service.console import out
 from octavo.service.fleet import live_workers
 from octavo.terms.errors import OctavoError
+from octavo.terms.workers import WorkerInfo
 
 _LEAST_SERVER = (7, 0)
 _FEW = 4
@@ -221,8 +222,18 @@ def _workers(url: str) -> list[Finding]:
         "instruction set"
     )
     return [Finding("workers", "warning", mix, step) for mix in mixed] or [
-        Finding("workers", "ok", f"{len(found)} live")
+        Finding("workers", "ok", f"{len(found)} live"),
+        *(_slots(worker) for worker in found if worker.stats.total_states),
     ]
+
+
+def _slots(worker: WorkerInfo) -> Finding:
+    stats = worker.stats
+    uses = ", ".join(f"{count} {use}" for use, count in stats.states().items() if count and not use.startswith("host"))
+    text = f"{worker.id}: {stats.total_states} slots for states: {uses}"
+    if stats.most_rows(stats.max_running) > 1:
+        return Finding("states", "ok", text)
+    return Finding("states", "warning", text, "one sequence runs at a time: raise --kv-memory, or unpin prefixes")
 
 
 def _model(model: str) -> Finding:

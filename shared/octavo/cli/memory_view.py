@@ -25,6 +25,8 @@ def memory_panel(memory: WorkerMemory, width: int) -> RenderableType:
     """The block map with what it means, in `width` columns."""
     room = max(20, width - 4)
     lines = [*_rows(memory.cells, memory.cell_references, room), _legend(memory)]
+    if memory.states:
+        lines += [Text(), *_rows(memory.state_cells, memory.state_references, room), _states(memory)]
     if memory.host["total"]:
         lines += [Text(), *_rows(memory.host_cells, (), room), _host(memory)]
     lines += [Text(), _tokens(memory), _preemptions(memory)]
@@ -46,12 +48,25 @@ def _mark(state: str, references: int) -> tuple[str, str]:
     return _MARKS[state]
 
 
-def _legend(memory: WorkerMemory) -> Text:
-    blocks = memory.blocks
-    line = Text(f"{blocks['total']:,} blocks: ", style="bold")
+def _uses(counts: dict[str, int], what: str) -> Text:
+    line = Text(f"{counts['total']:,} {what}: ", style="bold")
     for state, name in reversed(CELL_STATES.items()):
         mark, style = ("2", _SHARED) if state == "s" else _MARKS[state]
-        line.append(f" {mark} ", style).append(f"{name} {blocks[name]:,} ", "default not bold")
+        line.append(f" {mark} ", style).append(f"{name} {counts[name]:,} ", "default not bold")
+    return line
+
+
+def _states(memory: WorkerMemory) -> Text:
+    states = memory.states
+    line = _uses(states, "slots for states")
+    if states["host"]:
+        line.append(f" in CPU memory {states['host']:,}, free {states['host_free']:,}", "default not bold")
+    missed = states["stateless_tokens"]
+    return line.append(f"  {missed:,} tokens computed for want of a state", "default not bold") if missed else line
+
+
+def _legend(memory: WorkerMemory) -> Text:
+    line = _uses(memory.blocks, "blocks")
     if memory.sharing:
         shares = ", ".join(f"{blocks:,} by {references} owners" for references, blocks in memory.sharing[:4])
         line.append(f" ({shares}{', ...' if len(memory.sharing) > 4 else ''})", "default not bold")

@@ -180,7 +180,7 @@ def decode_pin(data: bytes) -> PrefixPin:
 
 
 def encode_memory(memory: WorkerMemory) -> bytes:
-    return _encode("memory", memory.model_dump())
+    return _encode("memory", memory.model_dump(exclude_defaults=True))  # earlier readers know no states
 
 
 def decode_memory(data: bytes) -> WorkerMemory:

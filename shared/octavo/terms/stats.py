@@ -43,6 +43,10 @@ class EngineStats(Preemptions, array_like=True):
     steps, and with requests while nothing was computed (`idle_s`). Tokens that the steps computed: `decoded_tokens`,
     one a sequence that decodes, and `prefilled_tokens` in chunks; beside them `drafted_tokens`, guesses that were
     verified, of which `accepted_tokens` were right.
+
+    Slots for the states of recurrent layers, all 0 where a model has none: free, used, cached and quarantined ones make
+    up all on the device, as blocks do. `stateless_tokens` are tokens of prompts whose keys and values were in the
+    prefix cache, but no state to go on from: they were computed.
     """
 
     running: int = 0
@@ -74,6 +78,20 @@ class EngineStats(Preemptions, array_like=True):
     prefilled_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    free_states: int = 0
+    used_states: int = 0
+    cached_states: int = 0
+    quarantined_states: int = 0
+    shared_states: int = 0
+    pinned_states: int = 0
+    host_states: int = 0
+    host_free_states: int = 0
+    stateless_tokens: int = 0
+
+    @property
+    def total_states(self) -> int:
+        """All slots of states on the device."""
+        return self.free_states + self.used_states + self.cached_states + self.quarantined_states
 
     @property
     def total_blocks(self) -> int:
@@ -84,6 +102,10 @@ class EngineStats(Preemptions, array_like=True):
     def used_share(self) -> float:
         """Share of the device's blocks that sequences use; 0 without blocks."""
         return self.used_blocks / self.total_blocks if self.total_blocks else 0.0
+
+    def most_rows(self, max_running: int) -> int:
+        """Sequences that run at most, of `max_running`: each has a slot for its state, and those of pins are taken."""
+        return min(max_running, self.total_states - self.pinned_states - 1) if self.total_states else max_running
 
     def blocks(self) -> dict[str, int]:
         """Counts by state: the first four make up the device's memory, shared and pinned are among the used."""
@@ -97,6 +119,21 @@ class EngineStats(Preemptions, array_like=True):
             "host": self.host_blocks,
             "host_free": self.host_free_blocks,
             "cold": self.cold_blocks,
+        }
+
+    def states(self) -> dict[str, int]:
+        """The same counts for slots of states; empty for a model without."""
+        if not self.total_states:
+            return {}
+        return {
+            "free": self.free_states,
+            "used": self.used_states,
+            "cached": self.cached_states,
+            "quarantined": self.quarantined_states,
+            "shared": self.shared_states,
+            "pinned": self.pinned_states,
+            "host": self.host_states,
+            "host_free": self.host_free_states,
         }
 
     def seconds(self) -> dict[str, float]:

@@ -122,7 +122,8 @@ class WorkerMemory(Frozen):
     used. `host` counts those in CPU memory: total, used (of those cold: read in place), free. `sharing` says of each
     reference count from 2 on how many blocks have it. `cells` has a letter of `CELL_STATES` for each of some hundred
     runs of neighbouring blocks, the most telling state among them, and `cell_references` the largest reference count in
-    each; `host_cells` likewise.
+    each; `host_cells` likewise. `states` counts slots for the states of recurrent layers as `blocks` does, with `host`
+    and `host_free`; `state_cells` and `state_references` are their map. All are empty where a model has none.
 
     Since the worker's engine began: of the `prompt` tokens asked for `cached` were found, and of those that preemptions
     took `recomputed` were computed again and `restored` came back from CPU memory. `preemptions` counts sequences by
@@ -144,3 +145,6 @@ class WorkerMemory(Frozen):
     host_cells: str
     tokens: dict[str, int]
     preemptions: dict[str, int]
+    states: dict[str, int] = Field(default_factory=dict)
+    state_cells: str = ""
+    state_references: tuple[int, ...] = ()

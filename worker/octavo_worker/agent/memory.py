@@ -105,6 +105,9 @@ def worker_memory(worker_id: str, model: str, report: MemoryReport, limits: Read
             "restored": stats.restored_tokens,
         },
         preemptions=stats.reasons(),
+        states=_states(stats),
+        state_cells=report.slot_states,
+        state_references=tuple(report.slot_references),
     )
 
 
@@ -114,6 +117,11 @@ def worker_map(worker_id: str, report: BlockReport, limits: Ready) -> WorkerMap:
     return WorkerMap(
         worker_id, time.time(), limits.block_size, report.device, report.host, owners, report.codes, report.lengths
     )
+
+
+def _states(stats: EngineStats) -> dict[str, int]:
+    states = stats.states()
+    return {"total": stats.total_states, "stateless_tokens": stats.stateless_tokens, **states} if states else {}
 
 
 def _blocks(stats: EngineStats) -> dict[str, int]:

@@ -6,6 +6,7 @@ import psutil
 import torch
 
 from octavo_kernels import ops
+from octavo_worker.assembly.state_slots import host_slots, slot_bytes, state_slots
 from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, layout_of
@@ -22,11 +23,26 @@ def cache_config(
     """The KV cache that the options ask for, or as much as each rank has `room` for (`measured_room`), with what
     `others` have in each block. Block 0 of either pool is never used. Ranks share what is asked for: each has its heads
     of every block."""
-    block_bytes = _block_bytes(options, model, *others)
-    num_blocks = pool_size(options, model, block_bytes, max_model_len, room)
-    host_blocks = options.host_cache_bytes // block_bytes
+    block_bytes, ranks = _block_bytes(options, model, *others), _ranks(model)
+    each = ranks * slot_bytes(model)
+    slots = state_slots(options, model, _for_caches(options, model, block_bytes, room))
+    left = room if room is None else max(0, room - slots * slot_bytes(model))
+    num_blocks = pool_size(options, model, block_bytes, max_model_len, left)
+    kept = host_slots(options, each)
+    left_on_host = max(0, options.host_cache_bytes - kept * each)
+    host_blocks = left_on_host // block_bytes if block_bytes else num_blocks * bool(left_on_host)
     dtype = cache_dtype(options, model)
-    return CacheConfig(num_blocks, options.block_size, host_blocks + 1 if host_blocks else 0, dtype)
+    host_blocks, kept = (host_blocks + 1, kept) if host_blocks else (0, 0)
+    return CacheConfig(num_blocks, options.block_size, host_blocks, dtype, slots, kept)
+
+
+def _for_caches(options: ModelOptions, model: CausalModel, block_bytes: int, room: int | None) -> int:
+    """Bytes of each rank for keys, values and states together. Where the options name those of keys and values, states
+    come beside them, as much again, or what the CPU has for a cache by default."""
+    if room is not None:
+        return room
+    asked = options.num_blocks * block_bytes if options.num_blocks else options.kv_cache_bytes or 0
+    return max(2 * asked // _ranks(model), DEFAULT_CACHE_BYTES)
 
 
 def cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
@@ -69,7 +85,7 @@ def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_m
         window = common_window(model.cache)
         kept = min(max_model_len, window + token_budget(options, model.device)) if window else max_model_len
         useful = options.max_running * -(-kept // options.block_size) + 1
-        blocks = min(budget // block_bytes, useful)
+        blocks = min(budget // block_bytes, useful) if block_bytes else useful
     if blocks < 2:
         raise ModelError(f"the KV cache has room for {blocks} blocks of {block_bytes} bytes; 2 are the least.")
     return blocks

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from octavo_kernels.features import Feature, features
-from octavo_worker.assembly.devices import check_block_size, check_heads, check_ranks, check_uniform, choose_device
-from octavo_worker.contract.cache import CacheSpec
+from octavo_worker.assembly.devices import (
+    check_block_size,
+    check_heads,
+    check_ranks,
+    check_states,
+    check_uniform,
+    choose_device,
+)
+from octavo_worker.contract.cache import CacheSpec, shapes_of
 from octavo_worker.contract.files import model_folder
 from octavo_worker.contract.options import ModelOptions, OnlineQuantization
 from octavo_worker.model.checkpoint.formats import DenseFormat, Format, OnlineFormat, format_of
@@ -66,23 +73,29 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     described = described_by(config, original and original + int(is_long)) if decoders else None
     if described is None:
         trial = trial or tried_route(config, form, dtype)
+    check_states(device, config.model_type, described)
     if options.quantization != "auto":
         form = online_format(options.quantization, form, described, config.model_type, folder)
     if options.deterministic and device.type == "cuda":
         check_uniform(device, config, described)
     if options.tensor_parallel > 1:
         check_ranks(options, device, described, config.model_type)
-    check_heads(config.model_type, *heads_of(described, trial, dtype))
+    check_heads(config.model_type, shapes_of(kept_of(described, trial, dtype)), device)
     factors = "" if original is None else "long" if is_long else "short"
     advice = "" if options.max_model_len else yarn_advice(config)
     return Choices(folder, config, form, dtype, device, described, context, trial, factors, original, advice)
 
 
 def has_decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits."""
+    """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits, but
+    not beside a dense MLP."""
     family = family_of(config)
     if family is None or family.mlps is None or device.type == "cpu":
         return family is not None
+    described = described_by(config, None)
+    mixtures = [] if described is None else described.mixtures
+    if not mixtures or any(mlp.beside for mlp in mixtures):
+        return not mixtures
     return dtype.itemsize == 2 and Feature.EXPERTS in features(device)
 
 
@@ -99,17 +112,13 @@ def tried_route(config: ModelConfig, form: Format, dtype: torch.dtype) -> Trial:
     return tried(config, dtype)
 
 
-def heads_of(
-    described: DecoderConfig | None, trial: Trial | None, dtype: torch.dtype
-) -> tuple[int, Sequence[CacheSpec]]:
-    """Query heads, 0 if they are not known, and what each layer keeps."""
+def kept_of(described: DecoderConfig | None, trial: Trial | None, dtype: torch.dtype) -> Sequence[CacheSpec | None]:
+    """The cache of a token, by layer."""
     if trial is not None:
-        return trial.num_heads, trial.cache
+        return trial.cache
     assert described is not None
-    width, kept = described.head_dim, dtype_name(dtype)
-    windows = [layer.attention.sliding_window for layer in described.layers]
-    heads = described.num_heads if described.has_even_heads else 0
-    return heads, [CacheSpec(described.num_kv_heads, width, width, kept, window) for window in windows]
+    layers, kept = described.attention_layers, dtype_name(dtype)
+    return [None if layer is None else described.of(layer).kept(layer, kept) for layer in layers]
 
 
 def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import permutations
 
 import torch
 
 from octavo_kernels import cuda, ops
 from octavo_kernels.features import Feature, features
-from octavo_worker.contract.cache import CacheSpec, common_shape
+from octavo_worker.contract.cache import AttentionShape
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
@@ -17,6 +17,7 @@ from octavo_worker.model.errors import NEXT, ModelError, UnsupportedModel
 from octavo_worker.model.shards import check_divisible
 
 LEAST_BLOCK = 16  # that every device takes
+MOST_WIDTH_ON_AMD = 472  # of a head: more does not fit 64 KiB beside the scores
 
 
 def choose_device(name: str) -> torch.device:
@@ -37,17 +38,30 @@ def check_block_size(block_size: int, device: torch.device) -> None:
         raise ModelError(f"--block-size {block_size}: {error}.") from error
 
 
-def check_heads(family: str, heads: int, kept: Sequence[CacheSpec]) -> None:
-    """Raises `UnsupportedModel` for heads that the kernels do not take: query `heads` (0: unknown), and what each layer
-    has `kept` of a token."""
-    try:
-        shape = common_shape(kept)
-        ops.empty_cache(1, 1, shape.kv_heads, LEAST_BLOCK, shape.key_dim, torch.float16, "meta")
-    except ValueError as error:
-        raise UnsupportedModel(f"{family!r}: {error}; {NEXT}") from error
-    if heads % shape.kv_heads:
+def check_heads(family: str, shapes: Iterable[AttentionShape], device: torch.device) -> None:
+    """Raises `UnsupportedModel` for heads that the kernels of this device do not take."""
+    for shape in shapes:
+        if device.type == "cuda" and torch.version.hip is not None and shape.width > MOST_WIDTH_ON_AMD:
+            raise UnsupportedModel(
+                f"{family!r}: attention on AMD's GPUs has no room for heads of {shape.width} elements, "
+                f"{MOST_WIDTH_ON_AMD} are the most; give --device cpu."
+            )
+        try:
+            ops.empty_cache(1, 1, shape.kv_heads, LEAST_BLOCK, shape.width, torch.float16, "meta")
+        except ValueError as error:
+            raise UnsupportedModel(f"{family!r}: {error}; {NEXT}") from error
+        if shape.heads % shape.kv_heads:
+            raise UnsupportedModel(
+                f"{family!r}: {shape.heads} query heads cannot share {shape.kv_heads} heads of keys and values evenly; "
+                f"{NEXT}"
+            )
+
+
+def check_states(device: torch.device, family: str, described: DecoderConfig | None) -> None:
+    """Raises `UnsupportedModel` for recurrent layers on a GPU, where no runner has states."""
+    if device.type != "cpu" and described is not None and any(described.recurrent_layers):
         raise UnsupportedModel(
-            f"{family!r}: {heads} query heads cannot share {shape.kv_heads} heads of keys and values evenly; {NEXT}"
+            f"{family!r} has recurrent layers, which run on CPUs alone so far; give --device cpu, or {NEXT}"
         )
 
 

@@ -145,6 +145,11 @@ def load_draft(options: ModelOptions, folder: Path, target: CausalModel, max_mod
     check_same_vocabulary(model_folder(options.model), folder)
     alone = {"model": str(folder), "quantization": "auto", "max_model_len": None, "speculate": "off"}
     model, context = load_model(replace(options, **alone))
+    if any(model.states):
+        raise UnsupportedModel(
+            f"{folder.name} has recurrent layers, and a draft model keeps no states; give a draft whose layers are all "
+            "attention, or --speculate suffix."
+        )
     window = common_window(target.cache)
     if window and not 0 < common_window(model.cache) <= window:
         raise UnsupportedModel(

@@ -192,11 +192,11 @@ class OutlineFormat:
             schemes = [self._form.method.scheme(name, matrix.depth) for name in matrix.names]
             if any(schemes):
                 check_shape(matrix)
-            return [Stretch(rows, matrix.depth, scheme) for rows, scheme in zip(matrix.rows, schemes, strict=True)]
+            return [Stretch(rows, matrix.depth, scheme) for rows, scheme in zip(matrix.held_rows, schemes, strict=True)]
         if isinstance(self._form, QuantisedFormat):
             return self._stored(self._form.method, matrix, reader)
         DenseFormat().linear(matrix, reader)
-        rows = sum(matrix.rows)
+        rows = sum(matrix.held_rows)
         scheme = self._form.scheme(matrix) if isinstance(self._form, OnlineFormat) else None
         return [Stretch(rows, matrix.depth, scheme, scheme is not None and scheme.codes is Codes.INT4)]
 
@@ -212,13 +212,13 @@ class OutlineFormat:
 def _stretch(part: Part, stored: Stored | None, matrix: Matrix, reader: Reader) -> Stretch:
     if stored is None:
         DenseFormat().linear(matrix, reader)
-        return Stretch(part.rows, part.depth, None)
+        return Stretch(sum(matrix.held_rows), part.depth, None)
     places = check_headers(part, stored)
     if matrix.biased:
         reader.bias(matrix)
     for ending in (*places, *UNUSED, "bias"):
         reader.source.skip(f"{part.name}.{ending}")
-    return Stretch(part.rows, part.depth, stored.scheme, any("zero" in ending for ending in places))
+    return Stretch(sum(matrix.held_rows), part.depth, stored.scheme, any("zero" in ending for ending in places))
 
 
 def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device) -> list[Product]:
@@ -227,6 +227,8 @@ def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device) -
         for block in layers.blocks
         for name, linear in block.products().items()
     ]
+    if layers.inputs is not None:
+        kinds.append(("inputs of layers", _outline(layers.inputs.product), None))
     products = []
     counted = Counter([*kinds, ("head", _outline(layers.head), None)])
     for name in dict.fromkeys(name for name, _, _ in counted):

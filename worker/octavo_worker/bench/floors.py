@@ -44,16 +44,20 @@ class Costs:
         """`weight_bytes` are those of the layers and the head. Of the embedding table a step reads rows only; norms and
         biases are left out. Of a model on several ranks these are the costs of one, whose part `config` and
         `weight_bytes` are; what ranks exchange is left out, too."""
-        hidden, layers = config.hidden_size, len(config.layers)
-        heads = sum(layer.attention.heads or config.num_heads for layer in config.layers)
-        attention = hidden * (2 * heads * config.head_dim + layers * (2 * config.kv_size + config.gate_size))
-        mlps = (3 if config.gated else 2) * hidden * sum(layer.mlp.columns for layer in config.layers)
+        hidden, seen = config.hidden_size, config.attentions
+        each = list(zip(seen, (layer for layer in config.attention_layers if layer is not None), strict=True))
+        attention = hidden * sum(2 * c.q_size + own.projected * c.kv_size + c.gate_size for c, own in each)
+        recurrent = [layer for layer in config.recurrent_layers if layer is not None]
+        states = hidden * sum(layer.inner.size + sum(part.size for part in layer.segments) for layer in recurrent)
+        columns = sum(layer.mlp.columns for layer in config.layers if layer.mlp is not None)
+        mlps = (3 if config.gated else 2) * hidden * columns
+        inputs = 0 if config.layer_inputs is None else 3 * hidden * config.layer_inputs.width * len(config.layers)
         return cls(
-            layers=attention + mlps,
+            layers=attention + states + mlps + inputs,
             head=hidden * len(vocabulary_of(config.vocab_size, Rank(0, ranks))),
             weight_bytes=weight_bytes,
-            kv_bytes=2 * layers * config.kv_size * kv_itemsize,
-            pair_flops=4 * heads * config.head_dim,
+            kv_bytes=2 * sum(c.kv_size for c, own in each if own.shares is None) * kv_itemsize,
+            pair_flops=4 * sum(c.q_size for c in seen),
             experts=experts,
         )
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.files import read_json, read_text
 from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.state import StateMove
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.batch import Batch, ragged_batch
 
@@ -77,10 +78,12 @@ class Loaded:
     def _forward(self, tokens: list[list[int]], start: int) -> Tensor:
         runner, n = self._runner, self._blocks
         tables = [list(range(1 + place * n, 1 + (place + 1) * n)) for place in range(len(tokens))]
-        steps = [SequenceStep(new, start, table) for new, table in zip(tokens, tables, strict=True)]
+        moves = [StateMove(place if start else 0, place) for place in range(1, 1 + len(tokens))]
+        each = zip(tokens, tables, moves, strict=True)
+        steps = [SequenceStep(new, start, table, state=move) for new, table, move in each]
         made = ragged_batch(steps, runner.block_size, runner.vocab_size)
         names = ("token_ids", "positions", "slots", "block_tables", "context_lens", "query_start")
-        batch = Batch(**{name: getattr(made, name).to(runner.model.device) for name in names})
+        batch = Batch(**{name: getattr(made, name).to(runner.model.device) for name in names}, moves=made.moves)
         return runner.model.logits(runner.model.forward(batch, None))
 
 

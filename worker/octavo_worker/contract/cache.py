@@ -11,16 +11,39 @@ SCALE_BYTES = {"int8": 4, "float8_e4m3fn": 4}
 """Bytes of each head of a token, beside its elements."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class AttentionShape:
+    """The shape of attention that layers with one plan have in common: queries of `heads` see the last `window` tokens
+    (0: all), of which there are keys and values of `kv_heads`, `width` elements each."""
+
+    window: int
+    heads: int
+    kv_heads: int
+    width: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share keys and values."""
+        return self.heads // self.kv_heads
+
+
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
     """Keys and values that a layer keeps of a token: `kv_heads` of each, `key_dim` and `value_dim` elements wide, of
-    type `dtype`. A query sees the last `window` tokens; 0: all."""
+    type `dtype`. A query sees the last `window` tokens; 0: all. There are `heads` of queries; 0: as many as of keys.
+    A layer that `shares` keeps nothing of its own: it reads what the layer of that number keeps, an earlier one."""
 
     kv_heads: int
     key_dim: int
     value_dim: int
     dtype: str
     window: int = 0
+    heads: int = 0
+    shares: int | None = None
+
+    @property
+    def shape(self) -> AttentionShape:
+        return AttentionShape(self.window, self.heads or self.kv_heads, self.kv_heads, self.key_dim)
 
     @property
     def token_bytes(self) -> int:
@@ -40,7 +63,7 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """A block of `block_size` tokens, of all layers under one id: the piece of each layer, None where it keeps nothing,
-    and the bytes of all."""
+    and the bytes of all. Layers that share have one piece."""
 
     specs: tuple[CacheSpec | None, ...]
     block_size: int
@@ -54,9 +77,11 @@ class KvLayout:
         pieces = list[Piece | None]()
         end = 0
         for spec in kept:
-            piece = None if spec is None else Piece(end, block_size * spec.token_bytes)
-            pieces.append(piece)
-            end += 0 if piece is None else piece.nbytes
+            if spec is None or spec.shares is not None:
+                pieces.append(None if spec is None or spec.shares is None else pieces[spec.shares])
+                continue
+            pieces.append(Piece(end, block_size * spec.token_bytes))
+            end += block_size * spec.token_bytes
         return cls(kept, block_size, tuple(pieces), end)
 
 
@@ -71,11 +96,11 @@ def common_window(specs: Iterable[CacheSpec | None]) -> int:
     return max(windows, default=0) if all(windows) else 0
 
 
-def common_shape(specs: Iterable[CacheSpec | None]) -> CacheSpec:
-    """The shape that all layers keep, their windows apart. Raises `ValueError` if they differ: plans of attention are
-    made for one."""
-    shapes = {replace(spec, window=0) for spec in specs if spec is not None}
-    if len(shapes) != 1:
-        shown = sorted((shape.kv_heads, shape.key_dim, shape.value_dim) for shape in shapes)
-        raise ValueError(f"layers keep keys and values of different shapes {shown}; one shape is supported")
-    return shapes.pop()
+def shapes_of(specs: Iterable[CacheSpec | None]) -> list[AttentionShape]:
+    """The shapes of attention that occur among layers, in ascending order."""
+    return sorted({spec.shape for spec in specs if spec is not None})
+
+
+def heads_per_kv(specs: Iterable[CacheSpec | None]) -> list[int]:
+    """The numbers of query heads that share keys and values in some layer, in ascending order."""
+    return sorted({shape.group for shape in shapes_of(specs)})

@@ -272,13 +272,16 @@ class StepOutput(Message):
 
 
 class MemoryReport(Message):
-    """Engine to agent: the pool as `octavo_worker.memory.block_map` draws it, and the letters of the host's."""
+    """Engine to agent: the pool as `octavo_worker.memory.block_map` draws it, and the letters of the host's; the same
+    of the slots for states, if there are any."""
 
     stats: EngineStats
     states: str
     references: list[int]
     sharing: list[tuple[int, int]]
     host_states: str
+    slot_states: str = ""
+    slot_references: list[int] = []
 
 
 class BlockReport(Message):

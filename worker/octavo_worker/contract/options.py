@@ -80,6 +80,14 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option("GiB of the KV cache; by default what is free.", flag="kv_memory", unit=GIB, gt=0),
     ] = None
+    state_slots: Annotated[
+        int | None,
+        Option(
+            "States of sequences that models with recurrent layers keep, running ones and snapshots; by default as "
+            "many as half of the cache's memory holds: two for each of --max-running, and snapshots.",
+            gt=1,
+        ),
+    ] = None
     gpu_memory: Annotated[
         float, Option("Share of a GPU's memory to use; the KV cache takes what the model leaves.", gt=0, le=1)
     ] = 0.9
@@ -101,6 +109,14 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "swap", "recompute"],
         Option("What becomes of a preempted sequence's memory; `auto` takes what is cheaper."),
     ] = "auto"
+    state_interval: Annotated[
+        int,
+        Option(
+            "Tokens of a prompt between states that the prefix cache keeps, of a model that has states; 0: at ends of "
+            "prompts and answers, and where prompts part.",
+            ge=0,
+        ),
+    ] = 0
     scheduling: Annotated[
         Literal["priority", "fcfs"],
         Option("Order inside a worker: class, deadline, arrival; `fcfs` is arrival alone."),

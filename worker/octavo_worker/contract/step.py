@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_worker.contract.messages import EngineSampling, Logprob
+from octavo_worker.contract.state import StateMove
 
 UNKNOWN = -1
 """Placeholder of a token that is still being sampled, see `SequenceStep.follows`, or of a draft that the runner fills
@@ -102,7 +103,8 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
 
     `prompt_logprobs` asks for log-probabilities of the tokens that follow each computed position inside the prompt
     (`targets[i]` is the token after position `start + i`). `row_context` is what its rows have beside their hidden
-    states, such as the number of an adapter: the same for all steps of a run; 0 is none.
+    states, such as the number of an adapter: the same for all steps of a run; 0 is none. `state` is what the step does
+    with the states of recurrent layers, in every step of a model that has any; None for other models.
     """
 
     tokens: Sequence[int]
@@ -115,10 +117,15 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: int | None = None
     targets: Sequence[int] = ()
     row_context: int = 0
+    state: StateMove | None = None
 
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    def moving(self, state: StateMove) -> SequenceStep:
+        """The same step with this move of its state."""
+        return msgspec.structs.replace(self, state=state)
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -157,7 +164,9 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     `swap_out` lists (device block, host block), `swap_in` (host block, device block): whole blocks, all layers. Neither
     block of a swap-out is reused before the step is committed, so a runner may copy while it computes: a sequence that
     goes on in such a block writes only where nothing was stored. This step may read a block that it swaps in, or swap
-    it out or copy it again; most steps do neither, see `uses_swapped_in`.
+    it out or copy it again; most steps do neither, see `uses_swapped_in`. `state_out` (device slot, host slot) and
+    `state_in` (host slot, device slot) are the same for states, whole slots. No sequence of this step stores its state
+    in a slot that these name, but in one that `state_in` fills and that it reads.
 
     The first `num_decodes` of `sequences` are decodes, of one token or, with drafts, of several; they sample after some
     or all of these. The others are prefill chunks. No block is both source and target of copies. Within each layer the
@@ -176,6 +185,8 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     swap_in: Sequence[tuple[int, int]] = ()
     groups: Sequence[int] = ()
     prefix_lens: Sequence[int] = ()
+    state_out: Sequence[tuple[int, int]] = ()
+    state_in: Sequence[tuple[int, int]] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -293,11 +304,13 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Speeds measured at loading: bytes of a block, bytes a second to the host and back, prompt tokens a second."""
+    """Speeds measured at loading: bytes of a block, bytes a second to the host and back, prompt tokens a second; and
+    the bytes of a state (0: the model keeps none)."""
 
     block_bytes: int
     link: float
     prefill: float
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,19 +344,23 @@ class ModelRunner(Protocol):
     """A model as the engine sees it. The attributes are fixed after construction.
 
     `num_blocks` counts the null block 0, `num_host_blocks` (0: no swapping) the block `first_host_block`: neither is
-    ever allocated. Host blocks have the ids from `first_host_block` on, which is `num_blocks` or more. `kv_dtype` names
-    the type of the KV cache, `quantization` the schemes of quantised weights (empty: none), `numerics` all that decides
-    how the runner rounds. A plan has at most `token_budget` prompt tokens. `window`: tokens that a query sees in every
-    layer, 0 if some layer sees all. `reads_host`: block tables may have host blocks. `features` are the names of its
-    kernels' features (`octavo_kernels.features`); requests that need others are refused. `speeds` and `step_seconds`
-    are None if they were not measured, `shared_reading` if a shared prefix is read for each sequence. `asynchronous`:
-    `launch` returns before the step is computed; only then does the engine run one step ahead, and only then do steps
-    have `follows`.
+    ever allocated. Host blocks have the ids from `first_host_block` on, which is `num_blocks` or more. The same holds
+    for slots of states: `num_state_slots` counts slot 0 (0: the model keeps no states), `num_host_state_slots` the slot
+    `first_host_state_slot` (0: states stay on the device). `kv_dtype` names the type of the KV cache, `quantization`
+    the schemes of quantised weights (empty: none), `numerics` all that decides how the runner rounds. A plan has at
+    most `token_budget` prompt tokens. `window`: tokens that a query sees in every layer, 0 if some layer sees all.
+    `reads_host`: block tables may have host blocks. `features` are the names of its kernels' features
+    (`octavo_kernels.features`); requests that need others are refused. `speeds` and `step_seconds` are None if they
+    were not measured, `shared_reading` if a shared prefix is read for each sequence. `asynchronous`: `launch` returns
+    before the step is computed; only then does the engine run one step ahead, and only then do steps have `follows`.
     """
 
     num_blocks: int
     num_host_blocks: int
     first_host_block: int
+    num_state_slots: int
+    num_host_state_slots: int
+    first_host_state_slot: int
     block_size: int
     kv_dtype: str
     quantization: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import Enum
+from typing import NamedTuple
 
 from octavo_worker.contract.messages import RequestResumed
 from octavo_worker.engine.kv.allocation import Allocation
@@ -16,11 +17,20 @@ from octavo_worker.engine.step_in_flight import StepInFlight
 
 
 class Admission(Enum):
-    """Outcome of a request's admission. `NEVER`: its beams exceed the memory of this worker."""
+    """Outcome of a request's admission. `NEVER`: its beams exceed the memory of this worker. `EXPECTS`: another request
+    computes a state that it can begin with."""
 
     ADMITTED = 1
     LATER = 2
     NEVER = 3
+    EXPECTS = 4
+
+
+class Room(NamedTuple):
+    """Blocks, and slots of states, that sequences may take."""
+
+    blocks: int
+    slots: int
 
 
 class BatchManager:
@@ -34,6 +44,7 @@ class BatchManager:
         self.waiting = WaitingQueue()
         self.resumed: list[RequestResumed] = []
         self.preempted: list[Request] = []
+        self.expecting: set[Request] = set()  # of the plan in the making, see `Admission.EXPECTS`
         self._max_running = max_running
         self._watermark = watermark
 
@@ -43,11 +54,14 @@ class BatchManager:
 
     def next(self) -> Sequence | None:
         """The sequence to admit next: the head of the queue. Only one oversized request runs at a time; others pass
-        those that wait for its end."""
+        those that wait for its end, and those that expect a state."""
         head = self.waiting.head()
-        if head is None or not head.request.oversized or not self.running.has_oversized():
+        if head is None or not (head.request.oversized or self.expecting):
             return head
-        return self.waiting.first(lambda sequence: not sequence.request.oversized)
+        full = self.running.has_oversized()
+        return self.waiting.first(
+            lambda sequence: not (full and sequence.request.oversized) and sequence.request not in self.expecting
+        )
 
     def make_way(self, step: StepInFlight, budget: int) -> None:
         """Preempt what gives way to requests that wait, until they fit: for as many of them, in their order, as have
@@ -58,12 +72,12 @@ class BatchManager:
         if self._policy.victim(self.running, head.request) is None and not head.request.has_risen:
             self._seat_guest(step)
             return
-        width = blocks = 0  # of those that are to enter before
+        width = blocks = 0  # of those that are to enter before; each takes a slot of its width
         oversized = False
         for request in dict.fromkeys(sequence.request for sequence in tuple(self.waiting)):
             if request.oversized and (oversized or not self._may_be_oversized(request, step)):
                 continue
-            oversized, gang = oversized or request.oversized, _entering(request)
+            oversized, gang = oversized or request.oversized, self._entering(request)
             needed = self._preempt_for(request, gang, step, width, blocks)
             if needed is None and not request.has_risen:
                 return
@@ -73,6 +87,15 @@ class BatchManager:
             budget -= sum(sequence.length - sequence.computed for sequence in gang)
             if budget <= 0 or not len(self.running):
                 return
+
+    def _entering(self, request: Request) -> list[Sequence]:
+        """The waiting sequences of a request that enter together: all, but of an oversized one those that were swapped,
+        or the first, because one that computes has the device's share for itself. Where there are states, samples that
+        compute enter one by one: they cannot share what one of them computes in the same step."""
+        gang = request.members(State.WAITING)
+        if not request.oversized and (self.kv.states is None or request.beam is not None):
+            return gang
+        return [sequence for sequence in gang if sequence.is_swapped] or gang[:1]
 
     def _may_be_oversized(self, request: Request, step: StepInFlight) -> bool:
         """Only one oversized request runs at a time. One of a lower class gives way to it."""
@@ -89,9 +112,9 @@ class BatchManager:
     ) -> int | None:
         """Preempt victims until a gang fits beside `width` and `blocks` of those that enter before it. The blocks that
         it needs; None if it does not fit."""
-        pool = self.kv.pool
         while True:
-            spare, running = pool.available + pool.quarantined - blocks, self.running.width + width
+            room, running = self._room_soon(), self.running.width + width
+            spare = Room(room.blocks - blocks, room.slots - width)
             if (allocation := self._fit(gang, spare, running)) is not None:
                 return allocation.needed
             victim = self._policy.victim(self.running, request) if len(self.running) else None
@@ -99,24 +122,30 @@ class BatchManager:
                 return None
             self.preempt(victim.members(State.RUNNING), step)
 
+    def _room_soon(self) -> Room:
+        """The room when the steps in flight have landed."""
+        states = self.kv.states
+        slots = 0 if states is None else states.pool.available + states.freeing
+        return Room(self.kv.pool.available + self.kv.freeing, slots)
+
     def _seat_guest(self, step: StepInFlight) -> None:
         """Where tenants share a class and its first request does not fit, let the policy's guest go first, and preempt
         what gives way to it if that is enough."""
         guest, head = self._policy.guest(self.running, self.waiting), self.waiting.head()
-        pool, giving = self.kv.pool, list[Sequence]()
-        available = pool.available + pool.quarantined
-        if guest is None or head is None or self._fit(_entering(head.request), available, self.running.width):
+        available, giving = self._room_soon(), list[Sequence]()
+        if guest is None or head is None or self._fit(self._entering(head.request), available, self.running.width):
             return
         if not guest.is_guest and not guest.members(State.RUNNING):
             guest.is_guest = True
             self._reorder(guest)
         yielding = self._policy.yielding(self.running, guest)
-        if self._fit(_entering(guest), available, self.running.width):
+        if self._fit(self._entering(guest), available, self.running.width):
             return
         for place, request in enumerate(yielding, 1):
             giving += request.members(State.RUNNING)
             width = self.running.width - sum(sequence.width for sequence in giving)
-            if self._fit(_entering(guest), available + self.kv.held_alone(giving), width):
+            more = Room(available.blocks + self.kv.held_alone(giving), available.slots + len(giving))
+            if self._fit(self._entering(guest), more, width):
                 for given in yielding[:place]:
                     self.preempt(given.members(State.RUNNING), step)
                 return
@@ -126,9 +155,12 @@ class BatchManager:
         gang = request.members(State.WAITING)
         if not self.kv.step.evicted.isdisjoint(gang):
             return Admission.LATER
-        gang = _entering(request)
+        gang = self._entering(request)
         if _wants_scores(request) and gang[0].is_swapped:  # what computed them is gone: they begin at the first token
             self.kv.free(gang[0])
+        if self._expects(gang, step):
+            self.expecting.add(request)
+            return Admission.EXPECTS
         alone = len(self.running) == 0
         fitting = gang if self._enter(gang, step) else []
         while alone and not fitting and len(gang) > 1 and request.beam is None:
@@ -136,7 +168,7 @@ class BatchManager:
             fitting = gang if self._enter(gang, step) else []
         if alone and not fitting and self._release_pins():
             return Admission.ADMITTED
-        if alone and not fitting and request.beam is not None and not self.kv.pool.quarantined:
+        if alone and not fitting and request.beam is not None and not self.kv.waits_for_steps:
             return Admission.NEVER
         for sequence in fitting:
             self.waiting.remove(sequence)
@@ -147,7 +179,8 @@ class BatchManager:
     def _enter(self, gang: list[Sequence], step: StepInFlight) -> bool:
         """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
         much."""
-        allocation = self._fit(gang, self.kv.pool.available, self.running.width)
+        slots = 0 if self.kv.states is None else self.kv.states.pool.available
+        allocation = self._fit(gang, Room(self.kv.pool.available, slots), self.running.width)
         if allocation is None:
             return False
         self.kv.enter(allocation, step)
@@ -156,17 +189,18 @@ class BatchManager:
             self.resumed.append(back)
         return True
 
-    def _fit(self, gang: list[Sequence], available: int, width: int) -> Allocation | None:
+    def _fit(self, gang: list[Sequence], available: Room, width: int) -> Allocation | None:
         """Where waiting sequences would find their blocks among `available` ones, beside a batch of `width`; None
         without enough slots or blocks.
 
         Besides the watermark, each parallel sample but one gets a last block of its own right away. A preempted request
-        returns only when there is a block to grow into for every sequence that will run.
+        returns only when there is a block to grow into for every sequence that will run. A sequence has a slot for its
+        state, and a group a few more, as the slot that it shares is left for others.
         """
         width += sum(sequence.width for sequence in gang)
         if width > self._max_running:
             return None
-        spare = available
+        spare = available.blocks
         if len(self.running):
             spare -= self._watermark + sum(sequence.width - 1 for sequence in gang)
             spare -= width if any(sequence.peak for sequence in gang) else 0
@@ -174,7 +208,19 @@ class BatchManager:
             return None
         allocation = self.kv.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
         fits = allocation.needed <= spare and self._can_grow(gang, spare - allocation.needed)
+        states = self.kv.states
+        if states is not None and not states.fits(gang, allocation.needed_slots, available.slots, self.running):
+            return None
         return allocation if fits else None
+
+    def _expects(self, gang: list[Sequence], step: StepInFlight) -> bool:
+        """True if a sequence had better wait for a state that others compute now."""
+        states = self.kv.states
+        if states is None or len(gang) > 1 or gang[0].is_swapped or _wants_scores(gang[0].request):
+            return False
+        if self.running.width + gang[0].width > self._max_running:
+            return False
+        return states.expects(gang[0], self.kv.place(gang).begins[0][1], self.running.prefilling, step)
 
     def _can_grow(self, gang: list[Sequence], spare: int) -> bool:
         """True if waiting sequences may join those that run, with `spare` blocks for all of them to grow into, and what
@@ -213,10 +259,7 @@ class BatchManager:
 
     def _release_pins(self) -> bool:
         """Leave pinned prefixes to the cache, for the only request that runs. Whether that frees anything."""
-        if not self.kv.pins.blocks:
-            return False
-        self.kv.pins.release()
-        return True
+        return self.kv.release_pins()
 
     def preempt(self, gang: list[Sequence], step: StepInFlight | None = None) -> None:
         """Take the memory of running sequences of one request and put them back to the front of their class."""
@@ -252,6 +295,7 @@ class BatchManager:
 
     def drop(self, sequence: Sequence) -> None:
         """A sequence that does not wait is over: free all that it holds."""
+        self.kv.retire(sequence)
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
         self.kv.free(sequence)
@@ -278,13 +322,6 @@ class BatchManager:
         for sequence in waiting:
             sequence.reorder()
             self.waiting.push(sequence)
-
-
-def _entering(request: Request) -> list[Sequence]:
-    """Its waiting sequences that enter together: all, but of an oversized one those that were swapped, or the first,
-    because one that computes has the device's share for itself."""
-    gang = request.members(State.WAITING)
-    return ([sequence for sequence in gang if sequence.is_swapped] or gang[:1]) if request.oversized else gang
 
 
 def _wants_scores(request: Request) -> bool:

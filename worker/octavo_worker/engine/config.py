@@ -11,6 +11,7 @@ from octavo_worker.contract.step import SharedReading
 from octavo_worker.engine.drafts import Speculation
 from octavo_worker.engine.scheduling.admission import FEATURES
 from octavo_worker.engine.scheduling.policy import PriorityPolicy, SchedulingPolicy
+from octavo_worker.engine.states.states import StateSizes
 from octavo_worker.memory.cost import PreemptionPolicy
 
 
@@ -25,7 +26,7 @@ class SchedulerConfig:
     common; with `speculation`, decodes may have drafts. Requests that ask for more than the `features` of the runner
     are refused. `clock` gives seconds since the epoch, as deadlines are given;
     `timer` seconds that never go back. The ids of host blocks begin at `first_host_block` (None: right after those of
-    the device).
+    the device). `states` are the slots of a model that keeps states.
     """
 
     num_blocks: int
@@ -37,6 +38,7 @@ class SchedulerConfig:
     watermark: float = 0.01
     num_host_blocks: int = 0
     first_host_block: int | None = None
+    states: StateSizes | None = None
     window: int = 0
     reads_host: bool = False
     features: frozenset[str] = FEATURES

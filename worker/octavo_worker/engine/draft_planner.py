@@ -67,8 +67,10 @@ class DraftPlanner:
             if length and spare is not None:
                 length = min(length, spare)
                 spare -= length
-            if length and (count := self._reserve(sequence, length)):
+            if length and (count := self._reserve(sequence, length, step)):
                 step.draft(place, proposal[:count])
+                if self._kv.states is not None:
+                    self._kv.states.draft(sequence, count, step)
 
     def is_due(self, decoding: Tokens[Sequence], others: int) -> bool:
         """True if the next step, of these decodes and about `others` rows of prompts, should have drafts and be planned
@@ -160,9 +162,13 @@ class DraftPlanner:
         missed = 0 if guesses is None else sequence.computed - guesses.seen
         return missed * self._speculation.costs.catching_up > saved * (request.final - sequence.computed)
 
-    def _reserve(self, sequence: Sequence, count: int) -> int:
+    def _reserve(self, sequence: Sequence, count: int, step: StepInFlight) -> int:
         """Reserves free blocks for up to `count` drafts behind the planned token. Returns the number that fit."""
         table = sequence.table
+        if self._kv.states is not None:
+            count = min(count, self._kv.states.most_drafts(sequence, step))
+            if count <= 0:
+                return 0
         if table.missing(sequence.computed + count):
             room = (len(table.blocks) + self._kv.pool.available) * table.block_size - sequence.computed
             count = min(count, room)

@@ -85,6 +85,8 @@ class OutputProcessor:
             self._append(sequence, sampled)
             if sequence.state is State.FINISHED:
                 break
+        else:
+            self._kv.accept(sequence)
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> None:
         """Report a new token, and what follows from it."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from octavo_worker.contract.messages import EngineStats
-from octavo_worker.contract.step import Masks, ModelRunner, StepError, StepResult
+from octavo_worker.contract.step import Done, Masks, ModelRunner, StepError, StepResult
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.engine.step_in_flight import StepInFlight
 from octavo_worker.engine.step_log import StepLog
@@ -79,7 +79,7 @@ class Pipeline:
         return True
 
     def _launch(self) -> bool:
-        if not self._scheduler.can_plan or self._scheduler.waits_for_drafts():
+        if not self._scheduler.can_plan or self._has_failed() or self._scheduler.waits_for_drafts():
             return False
         ahead, began = not self.is_empty, time.perf_counter()
         plan = self._scheduler.plan()
@@ -99,6 +99,12 @@ class Pipeline:
         self.times.decoded += record.decodes
         self.times.prefilled += record.prefilled
         return True
+
+    def _has_failed(self) -> bool:
+        """True if the step launched last was over at once with an error. Nothing is launched behind it: it would go on
+        from memory that this one was to write."""
+        last = self._in_flight[-1].launched if self._in_flight else None
+        return isinstance(last, Done) and isinstance(last.outcome, StepError)
 
     def _choose(self) -> None:
         """All before the step launched last is known: gives its masked samples their masks."""

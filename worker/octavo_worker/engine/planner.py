@@ -16,6 +16,10 @@ FIRST_TOKENS = 2048
 is planned. Planning 8,192 tokens of many short prompts takes as long as computing hundreds."""
 
 
+MOST_EXPECTING = 16
+"""Requests that others pass in one plan, because they expect a state: to find the next one costs those before it."""
+
+
 MOST_PAUSES = 8
 """Steps in a row that leave out what pauses for prompts: prompts may never end."""
 
@@ -83,6 +87,7 @@ class Planner:
     def plan(self, step: StepInFlight, *, ahead: bool) -> None:
         """Fill in the next step. `ahead`: another one is in flight."""
         self._sitting_out = False
+        self._batch.expecting.clear()
         self._batch.make_way(step, self._token_budget)
         preemptions = self._kv.decisions.total()
         prompt = self._prompt_to_begin() if self._pauses < MOST_PAUSES else None
@@ -100,6 +105,7 @@ class Planner:
         self._leave_prompts(step)
         if self._drafts is not None and not ahead:
             self._drafts.extend(step)
+        self._kv.seal(step)
 
     # Decodes
 
@@ -109,6 +115,9 @@ class Planner:
         if resting and not ahead and not step.steps:
             self._plan_awake(step, False, prompt)
         step.num_decodes = len(step.steps)
+        if self._kv.states is not None:
+            for sequence in step.sequences:
+                self._kv.states.advance(sequence, sequence.computed, step)
         return paused
 
     def _prompt_to_begin(self) -> Request | None:
@@ -121,7 +130,7 @@ class Planner:
     def _plan_awake(self, step: StepInFlight, resting: bool, prompt: Request | None = None) -> bool:
         """Plan all decodes. If `resting`, oversized sequences with company are left out, and with a `prompt` those that
         pause for it. Whether any do."""
-        decoding, size, refs = self._running.decoding, self._block_size, self._pool.refs
+        decoding, size, refs, states = self._running.decoding, self._block_size, self._pool.refs, self._kv.states
         steps, planned = step.steps, step.sequences
         position, paused = 0, False
         while position < len(decoding):  # preemption shortens the list from its end
@@ -143,7 +152,7 @@ class Planner:
                 continue
             slot = start // size
             blocks = sequence.table.blocks
-            if slot == len(blocks) or refs[blocks[slot]] > 1:
+            if slot == len(blocks) or refs[blocks[slot]] > 1 or (states is not None and not states.is_ready(sequence)):
                 if not self._make_room([sequence], step):
                     position += sequence.state is State.RUNNING
                     continue
@@ -181,11 +190,12 @@ class Planner:
     def _make_room(self, members: list[Sequence], step: StepInFlight) -> bool:
         """Preempt others until every member can take its next block. False if no member can run in this step: they were
         preempted themselves, or the blocks that they need are still being copied. True if only some were preempted."""
-        needed = self._kv.growth(members)
+        kv = self._kv
+        needed, slots = kv.growth(members), 0 if kv.states is None else kv.states.growth(members)
         if needed:
-            self._kv.offload(members, needed, step)
-        while needed and (self._sitting_out or self._pool.available < needed):
-            if self._sitting_out or self._pool.available + self._pool.quarantined >= needed:
+            kv.offload(members, needed, step)
+        while (needed or slots) and (self._sitting_out or kv.lacks(needed, slots)):
+            if self._sitting_out or not kv.lacks(needed, slots, soon=True):
                 self._sitting_out = True
                 return False
             self._preempt_last(step)
@@ -217,7 +227,7 @@ class Planner:
             if self._is_beside_higher(following.request):
                 budget, least = min(budget, max(1, self._token_budget // PART_BESIDE)), 0
             if admits:
-                admit = self._admit(following.request, step)
+                admit = self._admit(following.request, step) and len(self._batch.expecting) < MOST_EXPECTING
             else:
                 budget -= self._plan_chunk(following, step, budget)
                 position += 1
@@ -234,7 +244,7 @@ class Planner:
     def _admit(self, request: Request, step: StepInFlight) -> bool:
         """True if the head left the queue, so that the next request may be tried."""
         admission = self._batch.admit(request, step)
-        self._refused = request if admission is Admission.LATER else None
+        self._refused = request if admission in (Admission.LATER, Admission.EXPECTS) else None
         if admission is Admission.NEVER:
             self._requests.fail_beams(request)
         return admission is not Admission.LATER
@@ -242,8 +252,10 @@ class Planner:
     def _plan_chunk(self, sequence: Sequence, step: StepInFlight, budget: int) -> int:
         """Compute up to `budget` tokens that are known but not computed. Returns how many. Their blocks are there since
         admission; sliding and oversized sequences take theirs now, as far as there are any."""
-        request, start = sequence.request, sequence.computed
+        request, start, states = sequence.request, sequence.computed, self._kv.states
         length = sequence.length
+        if states is not None and not states.make_writable(sequence):
+            return 0
         sequence.computed = end = self._kv.extend(sequence, min(length, start + budget), step)
         if end == start:
             return 0
@@ -260,6 +272,8 @@ class Planner:
         )
         self._kv.publish(sequence)
         step.add(sequence, chunk)
+        if states is not None:
+            states.snapshots.want(sequence, states.advance(sequence, end, step))
         return end - start
 
     def _leave_prompts(self, step: StepInFlight) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
 import sys
@@ -28,7 +29,10 @@ from octavo_worker.engine.grammar import Compiler, GrammarError, Preparation, Vo
 from octavo_worker.engine.loop import EngineLoop
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.engine.scheduling.policy import FcfsPolicy, PriorityPolicy, SchedulingPolicy
+from octavo_worker.engine.states.states import StateSizes
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
+
+log = logging.getLogger(__name__)
 
 POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {"priority": PriorityPolicy, "fcfs": FcfsPolicy}
 
@@ -108,6 +112,7 @@ def scheduler_for(
             first_host_block=runner.first_host_block,
             window=runner.window,
             reads_host=runner.reads_host,
+            states=state_sizes(runner, options),
             features=runner.features,
             policy=preemption_policy(options, runner),
             scheduling=POLICIES[options.scheduling](),
@@ -116,6 +121,21 @@ def scheduler_for(
             mask_threads=mask_threads(runner),
         )
     )
+
+
+def state_sizes(runner: ModelRunner, options: ModelOptions) -> StateSizes | None:
+    """The slots of a runner whose model keeps states; None for others. Fewer sequences run where slots are few."""
+    if not runner.num_state_slots:
+        return None
+    host = runner.num_host_state_slots, runner.first_host_state_slot
+    sizes = StateSizes(runner.num_state_slots, *host, options.state_interval)
+    if sizes.most_running < options.max_running:
+        log.warning(
+            "at most %d of %d sequences run at once: there is memory for the states of %d. Raise --kv-memory or "
+            "--gpu-memory, or lower --max-running",
+            sizes.most_running, options.max_running, sizes.slots - 1,
+        )  # fmt: skip
+    return sizes
 
 
 def speculation_for(runner: ModelRunner, options: ModelOptions) -> Speculation | None:
@@ -140,5 +160,9 @@ def speculation_for(runner: ModelRunner, options: ModelOptions) -> Speculation |
 
 def preemption_policy(options: ModelOptions, runner: ModelRunner) -> PreemptionPolicy:
     speeds = runner.speeds
-    costs = None if speeds is None else CostModel(speeds.block_bytes, speeds.link, speeds.prefill)
+    costs = (
+        None
+        if speeds is None
+        else CostModel(speeds.block_bytes, speeds.link, speeds.prefill, state_bytes=speeds.state_bytes)
+    )
     return PreemptionPolicy(options.preemption, costs)

@@ -51,14 +51,16 @@ class Scheduler:
             config.policy,
             first_host_block=config.first_host_block or config.num_blocks,
             chunk=config.token_budget,
+            states=config.states,
         )
         self.pool, self.cache = self.kv.pool, self.kv.cache
-        self.limits = Limits(
-            config.max_model_len, config.vocab_size, config.max_running, config.capacity, config.features
-        )
+        most, beams = config.max_running, config.max_running
+        if config.states is not None:
+            most, beams = min(most, config.states.most_running), min(beams, config.states.most_beams)
+        self.limits = Limits(config.max_model_len, config.vocab_size, most, config.capacity, config.features, beams)
         self.gives_way = config.scheduling.gives_way
         reserve = math.ceil(config.watermark * self.pool.total)
-        self._batch = BatchManager(self.kv, config.scheduling, max_running=config.max_running, watermark=reserve)
+        self._batch = BatchManager(self.kv, config.scheduling, max_running=most, watermark=reserve)
         speculation = config.speculation
         self._requests = Requests(
             self._batch,
@@ -176,6 +178,8 @@ class Scheduler:
             restored_tokens=counters.restored,
             drafted_tokens=self._requests.drafted,
             accepted_tokens=self._requests.accepted,
+            stateless_tokens=counters.stateless,
+            **({} if self.kv.states is None else self.kv.states.counts()),
             **{decision.value: decisions[decision] for decision in Decision},
         )
 

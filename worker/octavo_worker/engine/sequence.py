@@ -15,6 +15,7 @@ from octavo_worker.engine.beams.group import BeamGroup
 from octavo_worker.engine.beams.search import BeamSearch
 from octavo_worker.engine.drafts import Guesses
 from octavo_worker.engine.grammar import NONE_BARRED, GrammarError, Matcher
+from octavo_worker.engine.states.live_state import LiveState
 from octavo_worker.engine.stop import StopRules
 from octavo_worker.memory.block_table import BlockTable
 
@@ -151,6 +152,7 @@ class Sequence:
     `digests` belong to the prefix cache: the root, then one for each full block whose content is known; `published`
     counts the blocks that were offered to it. The table of a waiting sequence is empty, but a swapped one's lists the
     host blocks that hold its `computed` tokens. The table of an oversized one that runs begins with host blocks.
+    `live` is its state while it runs or is swapped; None where the model keeps no states.
 
     `output` only grows: a step that was planned refers to its beginning. A grammar's `matcher` has taken all of
     it, the `guesses` look at it when they are asked; None: it has no grammar, or is decoded without speculation.
@@ -164,6 +166,7 @@ class Sequence:
         "digests",
         "guesses",
         "indices",
+        "live",
         "matcher",
         "order",
         "output",
@@ -195,6 +198,7 @@ class Sequence:
         self.table = table
         self.matcher = matcher
         self.guesses = guesses
+        self.live: LiveState | None = None
         self.digests: list[bytes] = []
         self.computed = 0
         self.published = 0

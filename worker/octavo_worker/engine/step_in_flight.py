@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from octavo_worker.contract.step import Launched, SequenceStep, StepPlan
 from octavo_worker.engine.scheduling.time_share import TimeSlice
 from octavo_worker.engine.sequence import Sequence
+from octavo_worker.engine.states.live_state import Move
 from octavo_worker.engine.step_log import StepRecord
 
 _NOTHING = StepPlan((), 0)
@@ -19,7 +20,8 @@ class StepInFlight:
 
     `number` grows by one a step. `sequences` are those of `steps`, in their order. `drafts` counts those of all of
     them. Of a decode with drafts and a grammar the first `masked_rows` have masks; the other samples are void.
-    The step fills the `published` blocks. The `evicted` sequences lost their memory when it was planned. They come back
+    `moves` say of each sequence what happens to its state, if the model keeps any. The step fills the `published`
+    blocks. The `evicted` sequences lost their memory when it was planned. They come back
     in a later step: what this one copies to the host it does not copy back, and a token or scores of their prompt that
     the step before it still computes are known then.
 
@@ -34,6 +36,9 @@ class StepInFlight:
     copies: list[tuple[int, int]] = field(default_factory=list)
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
+    state_out: list[tuple[int, int]] = field(default_factory=list)
+    state_in: list[tuple[int, int]] = field(default_factory=list)
+    moves: dict[Sequence, Move] = field(default_factory=dict)
     published: list[int] = field(default_factory=list)
     masked_rows: dict[Sequence, int] = field(default_factory=dict)
     evicted: set[Sequence] = field(default_factory=set)
@@ -44,7 +49,7 @@ class StepInFlight:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.steps or self.swap_out or self.swap_in)
+        return not (self.steps or self.swap_out or self.swap_in or self.state_in or self.copies)
 
     @property
     def prompt_rows(self) -> int:
@@ -69,5 +74,7 @@ class StepInFlight:
             tuple(self.swap_in),
             tuple(groups),
             tuple(prefix_lens),
+            tuple(self.state_out),
+            tuple(self.state_in),
         )
         return self.plan

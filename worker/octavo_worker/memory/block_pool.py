@@ -135,10 +135,12 @@ class BlockPool:
         """Forget a block's content; an unreferenced one moves to the head of the free list."""
         if self._hash[block] is None:
             return
-        self._forget(block)
-        if self.refs[block] == 0 and block not in self._guarded:
+        is_cached = self.refs[block] == 0 and block not in self._guarded
+        if is_cached:
             self._cached -= 1
             self._unlink(block)
+        self._forget(block)
+        if is_cached:
             self._put_back(block)
 
     def guard(self, blocks: Iterable[int], step: int) -> None:

@@ -12,18 +12,19 @@ from octavo_worker.memory.block_pool import BlockPool
 @dataclass(frozen=True, slots=True)
 class Victim:
     """A preempted request: the `blocks` that a swap would move, and the `tokens` that would have to be computed again;
-    other sequences or the prefix cache keep `kept` tokens."""
+    other sequences or the prefix cache keep `kept` tokens. `states` are the slots of states that would move, too."""
 
     blocks: int
     tokens: int
     kept: int = 0
+    states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Measured at start-up, for one device and one model.
 
-    A swap moves every block twice, out now and back later: t = 2 * (latency + blocks * `block_bytes` / `link`). A
+    A swap moves every block and state twice, out now and back later: t = 2 * (latency + bytes / `link`). A
     recomputation takes tokens / `prefill`; its attention, which grows with the square of the length, is left out, so
     long victims are recomputed a little too readily. Bytes, bytes a second, tokens a second, seconds.
     """
@@ -32,9 +33,11 @@ class CostModel:
     link: float
     prefill: float
     latency: float = 50e-6
+    state_bytes: int = 0
 
     def swap_seconds(self, victim: Victim) -> float:
-        return 2 * (self.latency + victim.blocks * self.block_bytes / self.link)
+        moved = victim.blocks * self.block_bytes + victim.states * self.state_bytes
+        return 2 * (self.latency + moved / self.link)
 
     def recompute_seconds(self, victim: Victim) -> float:
         return victim.tokens / self.prefill

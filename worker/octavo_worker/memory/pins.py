@@ -26,6 +26,14 @@ class PinnedPrefixes:
         """The blocks that are held."""
         return list(self._held.values())
 
+    @property
+    def are_wanted(self) -> bool:
+        return bool(self._wanted)
+
+    def wants(self, digest: bytes) -> bool:
+        """True if a block with this content would be held."""
+        return digest in self._wanted
+
     def num_wanted(self, name: str, digests: Sequence[bytes]) -> int:
         """Blocks that are held when everything is in the cache, once `name` keeps the blocks with these digests."""
         others = (kept for other, kept in self._names.items() if other != name)

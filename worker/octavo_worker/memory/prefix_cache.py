@@ -18,11 +18,13 @@ RECENT_RUNS = 4096
 
 @dataclass(slots=True)
 class PrefixCounters:
-    """Tokens since the start. `hit` of `queried` were found. Of the tokens of preempted sequences, `recomputed` were
-    computed again and `restored` came back from the host; the others were found."""
+    """Tokens since the start. `hit` of `queried` were found; of `stateless` ones the keys were there, but no state of
+    recurrent layers to go on from. Of the tokens of preempted sequences, `recomputed` were computed again and
+    `restored` came back from the host; the others were found."""
 
     queried: int = 0
     hit: int = 0
+    stateless: int = 0
     recomputed: int = 0
     restored: int = 0
 
@@ -48,6 +50,11 @@ class PrefixCache:
     def root(salt: bytes) -> bytes:
         """Where the chain of a tenant begins."""
         return blake2b(salt, digest_size=DIGEST_BYTES, person=b"octavo-prefix").digest()
+
+    @staticmethod
+    def tail(digest: bytes, tokens: bytes) -> bytes:
+        """The digest of a prefix that ends with `tokens`, words of 32 bits, behind the full block of `digest`."""
+        return blake2b(digest + tokens, digest_size=DIGEST_BYTES, person=b"octavo-tail").digest()
 
     def extend_digests(self, digests: list[bytes], tokens: Sequence[int]) -> None:
         """Append the digests of the full blocks of `tokens`, which follow the block of `digests[-1]`.

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.ops import Moves
+from octavo_worker.contract.cache import AttentionShape
 from octavo_worker.contract.step import SequenceStep, StepError
+from octavo_worker.model.recurrent.slots import moves_of
 from octavo_worker.model.stage import Stage
 
 
@@ -19,8 +22,9 @@ class Batch:
     """T tokens of S sequences. int64: `token_ids[T]`, `positions[T]`, `slots[T]` (where K and V go); int32:
     `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`, `row_context[T]` (the
     `SequenceStep`'s; None in batches of drafts). On CUDA: `plans` are
-    what the layers of each sliding window share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
-    equal leading blocks, and with a `stage` attention reads each layer there instead of in the cache."""
+    what the layers of each shape of attention share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
+    equal leading blocks, and with a `stage` attention reads each layer there instead of in the cache. `moves` are what
+    the step does with recurrent states."""
 
     token_ids: Tensor
     positions: Tensor
@@ -29,10 +33,11 @@ class Batch:
     context_lens: Tensor
     query_start: Tensor
     row_context: Tensor | None = None
-    plans: dict[int, AttentionPlan] = field(default_factory=dict)
+    plans: dict[AttentionShape, AttentionPlan] = field(default_factory=dict)
     groups: Tensor | None = None
     prefix_lens: Tensor | None = None
     stage: Stage | None = None
+    moves: Moves | None = None
 
 
 def ragged_batch(sequences: Sequence[SequenceStep], block_size: int, vocab_size: int) -> Batch:
@@ -54,13 +59,15 @@ def ragged_batch(sequences: Sequence[SequenceStep], block_size: int, vocab_size:
     owner = np.repeat(np.arange(len(sequences)), counts)
     positions = np.arange(len(token_ids)) + (starts - query_start[:-1])[owner]
     slots = block_tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    starts_of_rows = torch.from_numpy(query_start)
     return Batch(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
         slots=torch.from_numpy(slots),
         block_tables=torch.from_numpy(block_tables),
         context_lens=torch.from_numpy(context_lens.astype(np.int32)),
-        query_start=torch.from_numpy(query_start),
+        query_start=starts_of_rows,
+        moves=moves_of([s.state for s in sequences], starts_of_rows),
         row_context=torch.from_numpy(np.array([s.row_context for s in sequences], np.int32)[owner]),
     )
 

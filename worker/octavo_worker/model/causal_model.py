@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.cache.pools import Pools, empty_pools
-from octavo_worker.contract.cache import CacheSpec, KvLayout, common_shape
+from octavo_kernels.ops import LayerStates
+from octavo_worker.contract.cache import CacheSpec, KvLayout
+from octavo_worker.contract.state import StateSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.transfer import dtype_name
 from octavo_worker.ranks.group import Group
@@ -22,13 +24,14 @@ class CausalModel(Protocol):
 
     `forward` gives one row of features for each of `rows` (None: for every token); `logits` turns features into logits,
     float32 or of `dtype`. While it is `shortened`, layers may be left out, but no kernel. `cache` says what each
-    layer keeps, in the model's own type, and `bind` gives each layer its part of the blocks. `num_heads` are the
-    query heads of a layer, 0 if they are not known. `is_capturable`: whether its steps can be captured in CUDA
-    graphs; None: only a trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were
-    alone. `route`: the code that computes it, with its revision. `forms`: those of quantised weights, in words.
-    `factors`: those of LongRoPE, short or long; empty: it has none. `has_whole_experts`: each rank has some of the
-    experts, and not a part of all. `kept_bytes` are those of a token that it keeps
-    beside keys and values. With a `group` heads are those of one of its ranks, and so are the tokens of `logits`.
+    layer keeps, in the model's own type, None where it keeps nothing, and `bind` gives each layer its part of the
+    blocks. `states` says what recurrent layers keep of a sequence, None where a layer has no state, and `bind_states`
+    gives each its part of the slots. `is_capturable`: whether its steps can be captured in CUDA graphs; None: only a
+    trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone. `route`: the code
+    that computes it, with its revision. `forms`: those of quantised weights, in words. `factors`: those of LongRoPE,
+    short or long; empty: it has none. `has_whole_experts`: each rank has some of the experts, and not a part of all.
+    `kept_bytes` are those of a token that it keeps beside keys and values. With a `group` heads are those of one of its
+    ranks, and so are the tokens of `logits`.
     """
 
     group: Group | None
@@ -38,16 +41,18 @@ class CausalModel(Protocol):
     factors: str
     has_whole_experts: bool
     kept_bytes: int
-    num_heads: int
     dtype: torch.dtype
     device: torch.device
     vocab_size: int
-    cache: tuple[CacheSpec, ...]
+    cache: tuple[CacheSpec | None, ...]
+    states: tuple[StateSpec | None, ...]
 
     @property
     def is_capturable(self) -> bool | None: ...
 
-    def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None: ...
+    def bind(self, caches: Sequence[Tensor | None], block_size: int, max_model_len: int) -> None: ...
+
+    def bind_states(self, states: Sequence[LayerStates | None]) -> None: ...
 
     def shortened(self) -> AbstractContextManager[None]: ...
 
@@ -61,24 +66,22 @@ def layout_of(model: CausalModel, block_size: int, dtype: torch.dtype | None = N
     return KvLayout.of(model.cache, block_size, None if dtype is None else dtype_name(dtype))
 
 
-def heads_per_kv(model: CausalModel) -> int:
-    """Query heads that share keys and values; 1 if they are not known."""
-    return max(1, model.num_heads // common_shape(model.cache).kv_heads)
-
-
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The size of a KV cache, null blocks included.
 
     `num_host_blocks` (0: none) more blocks lie in the host's memory, for swapped sequences and, if the runner
     `reads_host`, for what does not fit of oversized ones: attention reads those at their place. `dtype`: int8 or
-    float8_e4m3fn instead of the model's.
+    float8_e4m3fn instead of the model's. `num_state_slots` count slot 0 (0: the model keeps no states), and so do the
+    `num_host_state_slots` in the host's memory (0: none).
     """
 
     num_blocks: int
     block_size: int
     num_host_blocks: int = 0
     dtype: torch.dtype | None = None
+    num_state_slots: int = 0
+    num_host_state_slots: int = 0
 
 
 def in_pools(pairs: Sequence[tuple[int, int]], first_host_block: int) -> Tensor:
@@ -94,13 +97,15 @@ def empty_cache(model: CausalModel, cache: CacheConfig) -> Pools:
     return empty_pools(cache.num_blocks, cache.num_host_blocks, layout.block_bytes, dtype, model.device)
 
 
-def layer_caches(blocks: Tensor, layout: KvLayout) -> list[Tensor]:
+def layer_caches(blocks: Tensor, layout: KvLayout) -> list[Tensor | None]:
     """The part of each layer in `blocks[num_blocks, elements]`: `[num_blocks, 2, kv_heads, cells]`, as operations take
-    it. Layers whose keys and values differ in width have none that they could take."""
-    parts = []
+    it; None where a layer keeps nothing. Layers whose keys and values differ in width have none that they could
+    take."""
+    parts = list[Tensor | None]()
     for spec, piece in zip(layout.specs, layout.pieces, strict=True):
-        assert spec is not None, "a layer without keys and values has no operation yet"
-        assert piece is not None
+        if spec is None or piece is None:
+            parts.append(None)
+            continue
         first, count = piece.offset // blocks.itemsize, piece.nbytes // blocks.itemsize
         part = blocks[:, first : first + count]
         parts.append(part.view(len(blocks), 2, spec.kv_heads, count // (2 * spec.kv_heads)))

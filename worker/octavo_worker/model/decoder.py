@@ -4,38 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from octavo_kernels.ops import LayerStates
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
-from octavo_worker.model.layers.attention import Tables
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.layer_inputs import InputTable
 from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.mixer import Mixer
 from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
 from octavo_worker.model.layers.norm import AddNorm, Input
+from octavo_worker.model.layers.recurrent.branches import BranchMixer
+from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
+from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.numerics import DECODER
+from octavo_worker.model.recurrent.slots import no_moves
 from octavo_worker.ranks.group import Group
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayers:
-    """`start` stands in front of the first block. The head may have the embedding's table."""
+    """`start` stands in front of the first block. The head may have the embedding's table. `inputs` are those of every
+    layer beside the hidden states."""
 
     embed: Tensor  # [vocab, hidden]
     positions: Tensor | None
     start: AddNorm
     blocks: list[Block]
     head: Linear
+    inputs: InputTable | None = None
 
     @property
     def linears(self) -> list[Linear]:
-        """Linears of all blocks, and the head."""
-        return [*(linear for block in self.blocks for linear in block.products().values()), self.head]
+        """Linears of all blocks, those before them, and the head."""
+        first = [] if self.inputs is None else [self.inputs.product]
+        return [*first, *(linear for block in self.blocks for linear in block.products().values()), self.head]
 
 
 class Taps(Protocol):
@@ -88,21 +97,34 @@ class Decoder:
         self.dtype = layers.embed.dtype
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size
-        self.num_heads = config.num_heads if config.has_even_heads else 0
         self.cache = tuple(block.attention.kept(self.dtype) for block in layers.blocks)
+        self.states = tuple(
+            mixer.state if isinstance(mixer, RecurrentMixer | BranchMixer) else None for mixer in self._mixers
+        )
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self.buffers = Buffers.allocate(config, token_budget, self.dtype, self.device)
+
+    @property
+    def _mixers(self) -> list[Mixer]:
+        return [block.attention for block in self.layers.blocks]
 
     @property
     def mixtures(self) -> list[Mixture]:
         """Mixtures of the layers that have one."""
         return [block.mlp.mixture for block in self.layers.blocks if isinstance(block.mlp, ExpertMlp)]
 
-    def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None:
+    def bind(self, caches: Sequence[Tensor | None], block_size: int, max_model_len: int) -> None:
         tables = Tables.of(self.config, max_model_len, self.dtype, self.device)
         for block, cache in zip(self.layers.blocks, caches, strict=True):
             block.attention.bind(cache, block_size, tables)
+
+    def bind_states(self, states: Sequence[LayerStates | None]) -> None:
+        """Attaches each layer's part of the slots of states."""
+        for mixer, part in zip(self._mixers, states, strict=True):
+            if isinstance(mixer, RecurrentMixer | BranchMixer):
+                assert part is not None
+                mixer.bind_states(part)
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
@@ -127,6 +149,8 @@ class Decoder:
         b = self.buffers.first(tokens)
         b.row_context = batch.row_context if self.reads_context else None
         b.slots = batch.slots
+        if batch.moves is None and any(self.states):
+            batch = replace(batch, moves=no_moves(batch.query_start))
         x = self._embed(batch, b)
         *blocks, last = self._blocks
         for number, block in enumerate(blocks):
@@ -161,4 +185,6 @@ class Decoder:
             b.hidden.mul_(self.embedding_multiplier)
         if self.layers.positions is not None and self.config.position_offset is not None:
             b.hidden.add_(self.layers.positions[batch.positions + self.config.position_offset])
+        if self.layers.inputs is not None:
+            b.inputs = self.layers.inputs.of(batch.token_ids, b.hidden)
         return self.layers.start.after_sum(b)

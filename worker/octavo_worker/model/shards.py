@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import final
 
 from octavo_worker.contract.options import ExpertsOfRanks
 from octavo_worker.model.checkpoint.formats.base import Held
-from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, MixtureMlp
+from octavo_worker.model.config import AttentionLayer, Branches, DecoderConfig, DenseMlp, MixerLayer, MixtureMlp
 from octavo_worker.model.errors import UnsupportedModel
+from octavo_worker.model.recurrent.layers import ConvLayer, DeltaLayer, RecurrentLayer, Segment, SsmLayer
 from octavo_worker.ranks.rank import Rank, vocabulary_of
 
 
@@ -30,29 +32,63 @@ class Shards:
     def config(self) -> DecoderConfig:
         """The decoder as this rank computes it. Hidden states and the vocabulary are whole."""
         layers = tuple(
-            replace(layer, attention=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
+            replace(layer, attention=self._mixer(layer.attention), mlp=self._mlp(layer.mlp))
             for layer in self.whole.layers
         )
         return replace(self.whole, num_heads=len(self._heads), num_kv_heads=len(self._kv_heads), layers=layers)
 
-    def _attention(self, layer: AttentionLayer) -> AttentionLayer:
-        return layer if layer.heads is None else replace(layer, heads=len(self.rank.share(layer.heads)))
+    def of(self, layer: AttentionLayer) -> Shards:
+        """Shards of that layer's attention."""
+        seen = self.whole.of(layer)
+        return self if seen is self.whole else Shards(seen, self.rank)
 
-    def _mlp(self, mlp: DenseMlp | MixtureMlp) -> DenseMlp | MixtureMlp:
+    def _mixer(self, mixer: MixerLayer | None) -> MixerLayer | None:
+        if isinstance(mixer, Branches):
+            return replace(mixer, attention=self._attention(mixer.attention), recurrent=self.recurrent(mixer.recurrent))
+        if mixer is None or isinstance(mixer, AttentionLayer):
+            return mixer and self._attention(mixer)
+        return self.recurrent(mixer)
+
+    def _attention(self, layer: AttentionLayer) -> AttentionLayer:
+        """Heads of a layer that has some of its own."""
+        heads = None if layer.heads is None else len(self.rank.share(layer.heads))
+        kv_heads = None if layer.kv_heads is None else len(_kv_heads(layer.kv_heads, self.rank))
+        return replace(layer, heads=heads, kv_heads=kv_heads)
+
+    def _mlp(self, mlp: DenseMlp | MixtureMlp | None) -> DenseMlp | MixtureMlp | None:
+        if mlp is None:
+            return None
         if isinstance(mlp, DenseMlp):
             return DenseMlp(len(self.rank.share(mlp.width)))
         width = mlp.width if self.has_whole_experts else len(self.rank.share(mlp.width))
-        return replace(mlp, width=width, shared=len(self.rank.share(mlp.shared)))
+        shared, beside = len(self.rank.share(mlp.shared)), len(self.rank.share(mlp.beside))
+        return replace(mlp, width=width, shared=shared, beside=beside)
 
     @property
     def vocabulary(self) -> range:
         return vocabulary_of(self.whole.vocab_size, self.rank)
 
-    def qkv(self, parts: int) -> Held:
-        """Rows of queries, keys and values, which are stored in that many matrices."""
+    def recurrent(self, layer: RecurrentLayer) -> RecurrentLayer:
+        """A recurrent layer as this rank computes it."""
+        if isinstance(layer, ConvLayer):
+            return replace(layer, channels=len(self.rank.share(layer.channels)))
+        heads = len(self.rank.share(layer.heads))
+        if isinstance(layer, DeltaLayer):
+            return replace(layer, heads=heads, key_heads=len(self.rank.share(layer.key_heads)))
+        return replace(layer, heads=heads, groups=len(_kv_heads(layer.groups, self.rank)))
+
+    def units(self, segments: Sequence[Segment]) -> list[range]:
+        """Columns of this rank in segments that lie side by side. A unit that there are too few of is in several."""
+        starts = accumulate((segment.size for segment in segments), initial=0)
+        held = [_scaled(_kv_heads(segment.units, self.rank), segment.wide) for segment in segments]
+        return [range(at + some.start, at + some.stop) for at, some in zip(starts, held, strict=False)]
+
+    def qkv(self, projected: int, parts: int) -> Held:
+        """Rows of queries and of as many of keys and values as are `projected`, which are stored in so many
+        matrices."""
         c = self.whole
         q, kv = _scaled(self._heads, c.head_dim), _scaled(self._kv_heads, c.head_dim)
-        rows = _stacked([q, kv, kv], [c.q_size, c.kv_size, c.kv_size], parts)
+        rows = _stacked([q, *[kv] * projected], [c.q_size, *[c.kv_size] * projected], parts)
         return Held(rows, range(c.hidden_size))
 
     def out(self) -> Held:
@@ -103,14 +139,13 @@ def are_whole(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks) -> boo
 
 def check_divisible(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks = "auto") -> None:
     """Checks that ranks can share the model. Raises `UnsupportedModel` with the reason."""
-    kv_heads = config.num_kv_heads
-    all_heads = {config.num_heads, *(layer.attention.heads or config.num_heads for layer in config.layers)}
-    problems = [f"{heads} attention heads" for heads in sorted(all_heads) if heads % ranks]
-    if kv_heads % ranks and ranks % kv_heads:
-        problems.append(f"{kv_heads} heads of keys and values")
+    seen = [config, *config.attentions]
+    problems = [f"{heads} attention heads" for heads in sorted({c.num_heads for c in seen}) if heads % ranks]
+    odd = {c.num_kv_heads for c in seen if c.num_kv_heads % ranks and ranks % c.num_kv_heads}
+    problems += [f"{kv_heads} heads of keys and values" for kv_heads in sorted(odd)]
     mixtures = [layer.mlp for layer in config.layers if isinstance(layer.mlp, MixtureMlp)]
     widths = {layer.mlp.width for layer in config.layers if isinstance(layer.mlp, DenseMlp)}
-    widths |= {mlp.shared for mlp in mixtures}
+    widths |= {width for mlp in mixtures for width in (mlp.shared, mlp.beside)}
     if not are_whole(config, ranks, experts):
         widths |= {mlp.width for mlp in mixtures}
     else:
@@ -119,6 +154,7 @@ def check_divisible(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks =
     problems += [f"{width} columns of the MLP" for width in sorted(widths) if width % ranks]
     if not vocabulary_of(config.vocab_size, Rank(ranks - 1, ranks)):
         problems.append(f"a vocabulary of {config.vocab_size} tokens")
+    problems += recurrent_problems(config, ranks)
     if problems:
         raise UnsupportedModel(
             f"{' and '.join(problems)} cannot be shared out among {ranks} ranks; give another --tensor-parallel."
@@ -128,6 +164,24 @@ def check_divisible(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks =
             "a norm over all heads of queries and of keys together, as in OLMo 2, is not computed across ranks; leave "
             "--tensor-parallel out."
         )
+
+
+def recurrent_problems(config: DecoderConfig, ranks: int) -> list[str]:
+    """Parts of recurrent layers that so many ranks cannot share."""
+    problems = set[str]()
+    for layer in {layer for layer in config.recurrent_layers if layer is not None}:
+        units = {"heads of recurrent layers": layer.inner.units} if not isinstance(layer, ConvLayer) else {}
+        match layer:
+            case ConvLayer():
+                units["channels of a convolution"] = layer.channels
+            case DeltaLayer():
+                units["key heads of recurrent layers"] = layer.key_heads
+            case SsmLayer() if layer.norm_groups:
+                units["groups of a gated norm"] = layer.norm_groups
+            case SsmLayer() if ranks % layer.groups:
+                units["groups of recurrent layers"] = layer.groups
+        problems |= {f"{count} {what}" for what, count in units.items() if count % ranks}
+    return sorted(problems)
 
 
 def _kv_heads(total: int, rank: Rank) -> range:

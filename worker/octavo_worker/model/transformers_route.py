@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from octavo_kernels import ops
+from octavo_kernels.ops import LayerStates
+from octavo_worker.contract.cache import AttentionShape
+from octavo_worker.contract.state import StateSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.errors import CheckpointError
@@ -62,6 +65,7 @@ class TransformersModel:
     uniform = False
     factors = ""
     has_whole_experts = False
+    states: tuple[StateSpec | None, ...] = ()
     kept_bytes = 0
     group: Group | None = None
 
@@ -73,15 +77,18 @@ class TransformersModel:
         self.dtype = model.dtype
         self.device = model.device
         self.vocab_size = model.config.get_text_config().vocab_size
-        self.cache, self.num_heads = trial.cache, trial.num_heads
+        self.cache = trial.cache
         self._selects_rows = trial.selects_rows
         for module in model.modules():
             if isinstance(index := getattr(module, "layer_idx", None), int):
                 setattr(module, LAYER, Layer(index, self.step))
 
-    def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None:
-        self.step.caches = list(caches)
+    def bind(self, caches: Sequence[Tensor | None], block_size: int, max_model_len: int) -> None:
+        self.step.caches = [cache for cache in caches if cache is not None]  # every layer keeps something
         self.step.block_size = block_size
+
+    def bind_states(self, states: Sequence[LayerStates | None]) -> None:
+        """It keeps none."""
 
     def shortened(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -174,7 +181,7 @@ def paged_attention(
         sliding_window=sliding_window or 0,
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
-        plan=batch.plans.get(sliding_window or 0),
+        plan=batch.plans.get(AttentionShape(sliding_window or 0, q.shape[1], k.shape[1], q.shape[2])),
     )
     return out[None, ..., :width], None
 

@@ -26,11 +26,10 @@ OURS = ("position_ids", "logits_to_keep")  # arguments that some models pass on 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Findings on a model that can be served: what each layer keeps, its query heads (0 if layers differ), and whether
-    it computes logits of the rows alone that it is asked for."""
+    """Findings on a model that can be served: what each layer keeps, and whether it computes logits of the rows alone
+    that it is asked for."""
 
-    cache: tuple[CacheSpec, ...]
-    num_heads: int
+    cache: tuple[CacheSpec | None, ...]
     selects_rows: bool
 
 
@@ -96,10 +95,9 @@ def tried(config: PreTrainedConfig, dtype: torch.dtype) -> Trial:
             f"{NEXT}"
         )
     calls.sort(key=lambda call: call.layer)
-    heads, kept = {call.heads for call in calls}, dtype_name(model.dtype)
+    kept = dtype_name(model.dtype)
     return Trial(
-        cache=tuple(CacheSpec(c.kv_heads, c.head_dim, c.head_dim, kept, c.window) for c in calls),
-        num_heads=heads.pop() if len(heads) == 1 else 0,
+        cache=tuple(CacheSpec(c.kv_heads, c.head_dim, c.head_dim, kept, c.window, c.heads) for c in calls),
         selects_rows=logits.shape[1] == 1,  # some models' code makes those of all tokens whatever it is asked
     )
 

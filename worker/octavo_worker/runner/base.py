@@ -11,9 +11,11 @@ from torch import Tensor
 
 from octavo_kernels.features import features
 from octavo_worker.contract.cache import common_window
+from octavo_worker.contract.state import StateLayout
 from octavo_worker.contract.step import Speeds, StepPlan, StepSeconds
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, empty_cache, layer_caches, layout_of
 from octavo_worker.model.numerics import numerics
+from octavo_worker.model.recurrent.slots import empty_slots, layer_states
 from octavo_worker.model.transfer import dtype_name, on_device
 from octavo_worker.runner.parallel.sampling import SplitRows
 from octavo_worker.runner.sampler import Scores, WholeRows
@@ -70,9 +72,21 @@ class BaseRunner:
             factors=model.factors,
             ranks=1 if model.group is None else model.group.rank.count,
             whole_experts=model.has_whole_experts,
+            states=any(spec is not None for spec in model.states),
         )
         self.rows = WholeRows(model.vocab_size) if model.group is None else SplitRows(model.group, model.vocab_size)
         model.bind(layer_caches(pools.blocks, self.layout), cache.block_size, max_model_len)
+        self._bind_states(cache)
+
+    def _bind_states(self, cache: CacheConfig) -> None:
+        """Allocates slots of states, those of the host behind those of the device."""
+        self.num_state_slots, self.num_host_state_slots = cache.num_state_slots, cache.num_host_state_slots
+        self.first_host_state_slot = cache.num_state_slots
+        self.state_layout = StateLayout.of(self.model.states)
+        slots = cache.num_state_slots + cache.num_host_state_slots
+        self.states = empty_slots(self.state_layout, slots, self.model.device)
+        if self.state_layout.slot_bytes:
+            self.model.bind_states(layer_states(self.states, self.state_layout))
 
     def _score_prompts(self, features: Tensor, parts: Sequence[PromptScores]) -> list[tuple[int, Scores]]:
         """The scores of `parts`, in pieces, each with its sequence's place; `features` has their rows."""

@@ -10,6 +10,7 @@ from math import inf
 from msgspec import structs
 
 from octavo_worker.contract.messages import EngineSampling
+from octavo_worker.contract.state import NO_SLOT, StateMove
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep, Speeds, StepPlan, StepSeconds
 from octavo_worker.runner.cuda.runner import CudaRunner
 from octavo_worker.runner.cuda.shapes import DRAFTED_TOKENS
@@ -42,7 +43,8 @@ def measure_speeds(runner: PagedRunner | CudaRunner) -> Speeds:
     out = [(block, runner.first_host_block + block) for block in range(1, blocks + 1)]
     back = [(host, block) for block, host in out]
     copying = _seconds(runner, StepPlan([], 0, swap_out=out, swap_in=back))
-    return Speeds(block_bytes, link=2 * blocks * block_bytes / copying, prefill=_prefill(runner))
+    link = 2 * blocks * block_bytes / copying
+    return Speeds(block_bytes, link, _prefill(runner), runner.state_layout.slot_bytes)
 
 
 def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_drafts: int) -> StepSeconds:
@@ -80,12 +82,15 @@ def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_draft
 
 
 def _decodes(runner: PagedRunner | CudaRunner, queries: Sequence[int]) -> StepPlan:
-    """A step of decodes with so many tokens each, all of which are sampled, in blocks of their own."""
-    steps, block = [], 1
+    """A step of decodes with so many tokens each, all of which are sampled, in blocks of their own. As in steps that
+    verify drafts, several tokens leave a state behind each, as long as there are slots."""
+    steps, block, slots = [], 1, iter(range(1, runner.num_state_slots))
     for count in queries:
         table = range(block, block + -(-count // runner.block_size))
         rows = tuple(range(count)) if count > 1 else ()
-        steps.append(SequenceStep([0] * count, 0, list(table), (SAMPLE,) * count, rows))
+        kept = [next(slots, NO_SLOT) for _ in range(count)]
+        move = StateMove(kept[0], kept[0]) if count == 1 else StateMove(NO_SLOT, NO_SLOT, tuple(enumerate(kept, 1)))
+        steps.append(SequenceStep([0] * count, 0, list(table), (SAMPLE,) * count, rows, state=move))
         block = table.stop
     return StepPlan(steps, len(steps))
 

@@ -85,6 +85,14 @@ STATS = (
         panel=Panel(row="Workers", title="KV blocks", expression="sum by (state) (octavo_kv_blocks)", legend="state"),
     ),
     Metric(
+        name="octavo_state_slots",
+        kind="gauge",
+        text="Slots for the states of recurrent layers, by state; none for models without.",
+        labels=(MODEL, "state"),
+        known=every(("free", "used", "cached", "quarantined", "shared", "pinned", "host", "host_free")),
+        stat="states",
+    ),
+    Metric(
         name="octavo_num_preemptions",
         kind="counter",
         text="Sequences that gave up their memory.",
@@ -126,6 +134,12 @@ STATS = (
         "Tokens of prompts that were found in the prefix cache.",
         vllm=("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits"),
         title="Prompt tokens from the cache",
+    ),
+    _stat(
+        "counter",
+        "octavo_prompt_tokens_stateless",
+        "stateless_tokens",
+        "Tokens of prompts whose keys and values were found, but no state of recurrent layers: they were computed.",
     ),
     _stat(
         "counter",

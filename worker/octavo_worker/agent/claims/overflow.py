@@ -82,7 +82,7 @@ class Overflow:
 def _taken_by(workers: Iterable[WorkerInfo], jobs: Iterable[tuple[ActiveJob, int]]) -> list[ActiveJob]:
     """Jobs, each with its blocks, for which a worker has free rows and blocks."""
     stats = [worker.stats for worker in workers if worker.stats.waiting == 0]
-    places = [[s.max_running - s.running, s.free_blocks + s.cached_blocks] for s in stats]
+    places = [[s.most_rows(s.max_running) - s.running, s.free_blocks + s.cached_blocks] for s in stats]
     found = []
     for job, blocks in jobs:
         rows = job.open_sequences

@@ -1,4 +1,5 @@
-"""How much more the engine can take on, counted in blocks of its KV cache, for each class of jobs."""
+"""How much more the engine can take on, counted in blocks of its KV cache and in slots for states, for each class of
+jobs."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def _class_room(loads: Sequence[_Load], kind: int, limits: Ready, stats: EngineS
         reusable = stats.free_blocks + stats.cached_blocks + stats.quarantined_blocks
         reusable += min(stats.used_blocks - stats.pinned_blocks, sum(load.held for load in giving))
     free = reusable - sum(load.on_the_way for load in staying) - rows * GROWTH_BLOCKS
-    jobs = min(limits.max_running - rows, free // (GROWTH_BLOCKS + 1))
+    jobs = min(stats.most_rows(limits.max_running) - rows, free // (GROWTH_BLOCKS + 1))
     if rows == 0:
         jobs = max(1, jobs)  # however small the pool, the engine itself says what it cannot hold
     tokens = _tokens(free, limits)

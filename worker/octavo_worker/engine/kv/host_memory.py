@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from octavo_worker.engine.sequence import Sequence, by_order
 from octavo_worker.engine.step_in_flight import StepInFlight
@@ -18,7 +18,11 @@ class HostMemory:
     ones that run. Sequences that share a block share its copy.
     """
 
-    def __init__(self, num_blocks: int, first_block: int, device: BlockPool) -> None:
+    def __init__(
+        self, num_blocks: int, first_block: int, device: BlockPool, give_up: Callable[[Sequence], None]
+    ) -> None:
+        """`give_up` frees all memory of a sequence that waits here."""
+        self._give_up = give_up
         self.pool = BlockPool(num_blocks, first_block)
         self._device = device
         self._swapped: set[Sequence] = set()
@@ -77,9 +81,7 @@ class HostMemory:
         for sequence in sorted(self._swapped, key=by_order, reverse=True):
             if self.pool.available >= count:
                 return
-            self.release(sequence)
-            sequence.table.free()
-            sequence.start_over()
+            self._give_up(sequence)
 
     def _copy(self, blocks: Iterable[int], step: StepInFlight) -> dict[int, int]:
         """Copy device blocks, each once, to new ones that the caller has a reference to."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.engine.kv.allocation import Allocation
 from octavo_worker.engine.kv.host_memory import HostMemory
 from octavo_worker.engine.sequence import Sequence, State
+from octavo_worker.engine.states.states import States, StateSizes, slots_of
 from octavo_worker.engine.step_in_flight import StepInFlight
-from octavo_worker.memory.block_pool import BlockPool
+from octavo_worker.memory.block_pool import BlockPool, OutOfBlocks
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
 from octavo_worker.memory.pins import PinnedPrefixes
 from octavo_worker.memory.prefix_cache import PrefixCache
 
 
 class KVCacheManager:
-    """The block pool, its prefix cache and, if there is one, the pool in CPU memory that preempted sequences go to.
+    """The block pool, its prefix cache and, if there is one, the pool in CPU memory that preempted sequences go to; and
+    the states of recurrent layers, if the model keeps any.
 
     Everything that happens from `begin_step` to the next belongs to that step, until it is settled or undone. Several
     steps may be in flight.
@@ -32,12 +35,14 @@ class KVCacheManager:
         *,
         first_host_block: int,
         chunk: int,
+        states: StateSizes | None = None,
     ) -> None:
         self.capacity = capacity
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, capacity.block_size)
         self.pins = PinnedPrefixes(self.pool)
-        self.host = HostMemory(num_host_blocks, first_host_block, self.pool) if num_host_blocks else None
+        self.host = HostMemory(num_host_blocks, first_host_block, self.pool, self.free) if num_host_blocks else None
+        self.states = None if states is None else States(states, self.pool, self.cache)
         self.decisions: Counter[Decision] = Counter()
         self._policy = policy
         self._chunk = chunk
@@ -66,6 +71,8 @@ class KVCacheManager:
         self.pool.settle(step.number)
         if self.host is not None:
             self.host.pool.settle(step.number)
+        if self.states is not None:
+            self.states.settle(step.number)
 
     def undo(self, step: StepInFlight) -> None:
         """The step failed: nothing that it wrote can be found any more."""
@@ -74,7 +81,14 @@ class KVCacheManager:
             if digest is not None:
                 self.pins.lost(digest)
             self.pool.unpublish(block)
+        if self.states is not None:
+            self.states.snapshots.undo(step.number)
         self.settle(step)
+
+    def seal(self, step: StepInFlight) -> None:
+        """Planning is over."""
+        if self.states is not None:
+            self.states.seal(step)
 
     # Growing
 
@@ -100,9 +114,29 @@ class KVCacheManager:
                 tails[blocks[slot]] += 1
         return count + sum(sharers - (self.pool.refs[block] == sharers) for block, sharers in tails.items())
 
+    def lacks(self, blocks: int, slots: int, *, soon: bool = False) -> bool:
+        """True if so many blocks and slots of states are not available; `soon`: not when the steps in flight have
+        landed either."""
+        states = self.states
+        if self.pool.available + (self.freeing if soon else 0) < blocks:
+            return True
+        return states is not None and states.pool.available + (states.freeing if soon else 0) < slots
+
+    @property
+    def freeing(self) -> int:
+        """Blocks that become available when the steps in flight have landed."""
+        return self.pool.quarantined + (0 if self.states is None else self.states.snapshots.pending_blocks)
+
+    @property
+    def waits_for_steps(self) -> bool:
+        """True if steps in flight will give memory back."""
+        return self.freeing > 0 or (self.states is not None and self.states.freeing > 0)
+
     def make_writable(self, sequence: Sequence, position: int, step: StepInFlight) -> None:
-        """Give a sequence a block of its own at `position`. May raise `OutOfBlocks`."""
+        """Give a sequence a block of its own at `position`, and a slot for its state. May raise `OutOfBlocks`."""
         table = sequence.table
+        if self.states is not None and not self.states.make_writable(sequence):
+            raise OutOfBlocks("no slot for a state is available")
         if table.missing(position + 1):
             table.reserve(position + 1)
         elif table.is_shared(position):
@@ -113,6 +147,8 @@ class KVCacheManager:
         child = sequence.fork(index)
         if self.host is not None:
             self.host.share(sequence, child)
+        if self.states is not None:
+            self.states.fork(sequence, child)
         return child
 
     def rewind(self, sequence: Sequence, tokens: int) -> None:
@@ -131,6 +167,11 @@ class KVCacheManager:
             raise ValueError(f"{tokens} tokens cannot be taken back: the window has moved on")
         table.shrink(end)
         sequence.computed = end
+
+    def accept(self, sequence: Sequence) -> None:
+        """All drafts that are left of a sequence are right."""
+        if self.states is not None:
+            self.states.accept(sequence, sequence.computed)
 
     # Room on the device
 
@@ -171,14 +212,18 @@ class KVCacheManager:
         """Find blocks for members that come in together; `private` must not be served from the cache."""
         for member in members:
             self._extend_digests(member, member.length // self._block_size)
-        return Allocation(
-            members, self.pool, self.capacity, self._chunk, () if private is None else (private,), self._latest
-        )
+        alone = () if private is None else (private,)
+        return Allocation(members, self.pool, self.capacity, self._chunk, alone, self._latest, self.states)
 
     def enter(self, allocation: Allocation, step: StepInFlight) -> None:
         """Take what was found. The caller has made sure that it fits."""
         tables = [member.table.blocks for member in allocation.members]
-        loads, restored = allocation.take()
+        returning = [member for member in allocation.members if member.is_swapped]
+        loads, restored, copies = allocation.take(step.number)
+        step.copies += copies
+        if self.states is not None:
+            self.states.swap_in(returning, step)
+            self.states.begin(allocation.begins)
         # Of several members one may have blocks that another is yet to compute.
         self._latest = allocation.members[0] if len(allocation.members) == 1 else None
         step.swap_in += loads
@@ -188,12 +233,29 @@ class KVCacheManager:
                 self.host.leave(member, table, copied, step)
             member.computed = max(member.computed, shared * self._block_size)
             member.published = shared
+        self._begin_behind(allocation)
         self.cache.counters.restored += allocation.restored
         self.cache.counters.recomputed += allocation.recomputed
         for digest, block in restored.items():
             self._offer(block, digest)
 
+    def _begin_behind(self, allocation: Allocation) -> None:
+        """Members begin where a state was found. Where keys were found further, the way to there is worth a
+        snapshot."""
+        for (member, position), known in zip(allocation.begins, allocation.stateless, strict=True):
+            member.computed = position
+            if known > position and member.live is not None:
+                member.live.junctions.add(known // self._block_size)
+                if not member.peak and not member.decodes:
+                    self.cache.counters.stateless += known - position
+
     # Preemption and ends
+
+    def retire(self, sequence: Sequence) -> None:
+        """A sequence ends: what it has computed may be of use to others."""
+        if self.states is not None and sequence.state is State.RUNNING and not sequence.request.oversized:
+            self._extend_digests(sequence, sequence.length // self._block_size)
+            self.states.retire(sequence)
 
     def evict(self, members: list[Sequence], step: StepInFlight | None) -> Decision:
         """Take the memory of running members of one group. Without a step there is nothing to carry a swap."""
@@ -207,8 +269,12 @@ class KVCacheManager:
         if decision is Decision.SWAP and self.host is not None and step is not None:
             stored = [member for member in members if member.computed]
             self.host.swap_out(stored, step)
+            if self.states is not None:
+                self.states.swap_out(stored, step)
         for member in reversed(members):
             if member not in stored:
+                if step is not None:
+                    self.retire(member)
                 self.free(member)
         self.decisions[decision] += len(members)
         return decision
@@ -246,6 +312,8 @@ class KVCacheManager:
         """Give all memory of a sequence back; whatever it is to do, it computes again."""
         if self.host is not None:
             self.host.release(sequence)
+        if self.states is not None:
+            self.states.free(sequence)
         sequence.table.free()
         sequence.start_over()
 
@@ -258,18 +326,54 @@ class KVCacheManager:
         if lost:  # what they gave up before is computed again, too
             lost += max(member.table.start for member in members)
         victim = Victim(len(held), lost * self._block_size, kept * self._block_size)
-        return self._policy.decide(victim, None if self.host is None else self.host.pool)
+        if self.states is not None:
+            victim = self._with_states(victim, members)
+            if any(member.live is None or member.live.seen != member.computed for member in members):
+                return Decision.NO_CHOICE  # beams whose last token is to be computed again
+        decision = self._policy.decide(victim, None if self.host is None else self.host.pool)
+        if decision is Decision.SWAP and self.states is not None and not self.states.can_leave(members):
+            return Decision.NO_SWAP if self.states.host is None else Decision.HOST_FULL
+        return decision
+
+    def _with_states(self, victim: Victim, members: list[Sequence]) -> Victim:
+        """A swap moves states, too; keys that are kept are of use from a snapshot on."""
+        assert self.states is not None
+        known = (len(members[0].digests) - 1) * self._block_size
+        best = self.states.snapshots.reach(members[0], min(known, victim.kept))
+        return replace(victim, states=len(slots_of(members)), tokens=victim.tokens + victim.kept - best, kept=best)
 
     # The prefix cache
 
     def pin(self, name: str, tokens: list[int], salt: bytes) -> bool:
-        """Keep the full blocks of a prefix. Whether they are all computed already. `ValueError` if that is too much."""
+        """Keep the full blocks of a prefix, and the state behind them. Whether all is computed already. `ValueError` if
+        that is too much."""
         digests = [self.cache.root(salt)]
         self.cache.extend_digests(digests, tokens)
         wanted = self.pins.num_wanted(name, digests[1:])
         if 2 * wanted > self.pool.total:
             raise ValueError(f"{wanted} blocks pinned would be over half of the pool's {self.pool.total}")
-        return self.pins.pin(name, digests[1:])
+        if self.states is None:
+            return self.pins.pin(name, digests[1:])
+        kept = self.states.snapshots.pins
+        ends = digests[1:][-1:]
+        if 2 * (slots := kept.num_wanted(name, ends)) > self.states.pool.total:
+            raise ValueError(f"{slots} states pinned would be over half of the {self.states.pool.total} slots")
+        has_state = kept.pin(name, ends)
+        return self.pins.pin(name, digests[1:]) and has_state
+
+    def unpin(self, name: str) -> None:
+        """Forget a pin. Unknown names are ignored."""
+        self.pins.unpin(name)
+        if self.states is not None:
+            self.states.snapshots.pins.unpin(name)
+
+    def release_pins(self) -> bool:
+        """Leave pinned prefixes to the cache. Whether that frees anything."""
+        found = [self.pins] if self.states is None else [self.pins, self.states.snapshots.pins]
+        held = [pins for pins in found if pins.blocks]
+        for pins in held:
+            pins.release()
+        return bool(held)
 
     def _offer(self, block: int, digest: bytes) -> None:
         if self.pool.publish(block, digest):
@@ -287,6 +391,10 @@ class KVCacheManager:
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Verify all accounts of both pools. `AssertionError` if one is wrong."""
         sequences = list(sequences)
-        self.pool.check_integrity([*(sequence.table.held for sequence in sequences), self.pins.blocks])
+        tables = [*(sequence.table.held for sequence in sequences), self.pins.blocks]
+        if self.states is not None:
+            self.states.check_integrity(sequences)
+            tables.append([snapshot.block for snapshot in self.states.snapshots.pending])
+        self.pool.check_integrity(tables)
         if self.host is not None:
             self.host.check_integrity(sequences)

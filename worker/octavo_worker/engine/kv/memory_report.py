@@ -12,4 +12,8 @@ def memory_report(scheduler: Scheduler, cells: int) -> MemoryReport:
     kv = scheduler.kv
     blocks = block_map(kv.pool, kv.pins.blocks, cells)
     host = "" if kv.host is None else block_map(kv.host.pool, (), cells).states
-    return MemoryReport(scheduler.stats(), blocks.states, blocks.references, blocks.sharing, host)
+    report = MemoryReport(scheduler.stats(), blocks.states, blocks.references, blocks.sharing, host)
+    if kv.states is not None:
+        slots = block_map(kv.states.pool, kv.states.snapshots.pins.blocks, cells)
+        report.slot_states, report.slot_references = slots.states, slots.references
+    return report

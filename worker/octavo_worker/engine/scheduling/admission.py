@@ -34,13 +34,14 @@ _PLAIN = EngineSampling(seed=0, max_tokens=0)
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The most that this engine can hold: tokens of a context, token ids, sequences at once, memory of a sequence; and
-    `features`, what its kernels can."""
+    `features`, what its kernels can. A beam search has at most `max_beams` (None: as many as can run)."""
 
     max_model_len: int
     vocab_size: int
     max_running: int
     capacity: Capacity
     features: frozenset[str] = FEATURES
+    max_beams: int | None = None
 
     def room(self, request: AddRequest) -> int:
         """The most tokens that a sequence of this request can have."""
@@ -92,12 +93,13 @@ def _bad_shape(request: AddRequest, limits: Limits) -> RequestFailed | None:
 def _bad_beams(request: AddRequest, limits: Limits) -> RequestFailed | None:
     assert request.sampling.beam is not None
     width, wanted = request.sampling.beam.width, len(request.sequences)
+    most = limits.max_running if limits.max_beams is None else limits.max_beams
     going_on = limits.vocab_size - sum(0 <= end < limits.vocab_size for end in set(request.sampling.stop_token_ids))
     message = None
     if width > going_on:
         message = f"beam_width is {width}: the vocabulary has only {going_on} tokens to go on with"
-    elif not wanted <= width <= limits.max_running:
-        message = f"beam_width is {width}: use {wanted} (n) to {limits.max_running}, what this worker runs at once"
+    elif not wanted <= width <= most:
+        message = f"beam_width is {width}: use {wanted} (n) to {most}, what this worker runs at once"
     elif any(sequence.tokens for sequence in request.sequences):
         message = "a beam search starts from its prompt: give no generated tokens"
     return None if message is None else RequestFailed(request.id, "invalid_request", message, "beam_width")

@@ -10,17 +10,34 @@ from torch import Tensor
 from octavo_worker.model.checkpoint.formats import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.checkpoint.mixtures import MixtureReader, without_bias
+from octavo_worker.model.checkpoint.recurrent import RecurrentReader
 from octavo_worker.model.checkpoint.source import Cut
-from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp, Layer, MixtureMlp
+from octavo_worker.model.config import (
+    AttentionLayer,
+    Branches,
+    DecoderConfig,
+    DenseMlp,
+    Layer,
+    LayerInputs,
+    MixerLayer,
+    MixtureMlp,
+)
 from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.attention import Attention, HeadWeights
+from octavo_worker.model.layers.beside import BesideMlp
 from octavo_worker.model.layers.block import Block, ParallelBlock
+from octavo_worker.model.layers.layer_inputs import InputAdder, InputTable, ScaledBlock
 from octavo_worker.model.layers.linear import Dense, Linear
+from octavo_worker.model.layers.mixer import Mixer
 from octavo_worker.model.layers.mixture import ExpertMlp
 from octavo_worker.model.layers.mlp import GatedMlp, Mlp, PlainMlp
 from octavo_worker.model.layers.norm import AddNorm, LayerNorm, Norm, RmsNorm
 from octavo_worker.model.layers.output_gate import AttentionGate
+from octavo_worker.model.layers.recurrent.branches import BranchMixer
+from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
+from octavo_worker.model.layers.sole import Absent, SoleMixer, SoleMlp
 from octavo_worker.model.layers.summed import Summed
+from octavo_worker.model.recurrent.layers import RecurrentLayer
 from octavo_worker.model.shards import Shards
 from octavo_worker.ranks.group import Group
 
@@ -59,14 +76,16 @@ class _Builder:
         starts = zip(places, c.layers, strict=True)
         norms = [None if layer.norms == "after" else self._norm(at + names.attn_norm) for at, layer in starts]
         norms.append(self._norm(f"{self.root}{names.final_norm}"))
-        blocks = [self._block(*each) for each in zip(places, c.layers, norms[1:], strict=True)]
+        blocks = [self._block(*each) for each in zip(range(len(places)), places, c.layers, norms[1:], strict=True)]
         head = self._head()
+        inputs = None if c.layer_inputs is None else self._inputs(c.layer_inputs)
         extra = tuple(f"{self.root}{names.layer.format(len(places) + index)}" for index in range(c.extra_layers))
+        extra += tuple(at + name for at, layer in zip(places, c.layers, strict=True) for name in self._unused(layer))
         self.reader.source.finish(lambda name: names.has_no_use(name) or name.startswith(extra))  # waits for all reads
         table = embed if self.shards is None else embed[self.shards.vocabulary.start : self.shards.vocabulary.stop]
         if head is None or (c.tied and isinstance(head, Dense) and torch.equal(head.weight, table)):
             head = Dense(table, products=self.reader.products)
-        return DecoderLayers(embed, learned_table, AddNorm(norms[0]), blocks, head)
+        return DecoderLayers(embed, learned_table, AddNorm(norms[0]), blocks, head, inputs)
 
     def _embedding(self) -> str:
         """The table's name, which is the head's where that is the only one of two tied ones that is stored."""
@@ -83,50 +102,99 @@ class _Builder:
         matrix = Matrix([name], [self.config.vocab_size], self.config.hidden_size, held=held)
         return self.form.linear(matrix, self.reader)
 
-    def _block(self, at: str, layer: Layer, next_norm: Norm | None) -> Block:
+    def _unused(self, layer: Layer) -> tuple[str, ...]:
+        """Tensors that some files have of a layer that does without them."""
+        shares = isinstance(layer.attention, AttentionLayer) and layer.attention.shares is not None
+        return (*self.names.qkv[1:], self.names.k_norm) if shares else ()
+
+    def _inputs(self, inputs: LayerInputs) -> InputTable:
+        """The inputs of all layers, whole on every rank."""
+        c, names, columns = self.config, self.names.layer_inputs, len(self.config.layers) * inputs.width
+        table = self.reader.read(f"{self.root}{names.table}.weight", inputs.vocab_size, columns)
+        product = self._linear([f"{self.root}{names.product}"], (columns,), c.hidden_size, False, None)
+        norm = RmsNorm(self._vector(f"{self.root}{names.norm}", inputs.width), c.norm_eps, c.norm_offset)
+        return InputTable(table, product, norm, inputs.width)
+
+    def _adder(self, number: int, at: str, inputs: LayerInputs) -> InputAdder:
+        c, names, width = self.config, self.names.layer_inputs, inputs.width
+        gate = self._linear([at + names.gate], (width,), c.hidden_size, False, None)
+        out = self._linear([at + names.out], (c.hidden_size,), width, False, None)
+        norm = RmsNorm(self._vector(at + names.post_norm, c.hidden_size), c.norm_eps, c.norm_offset)
+        return InputAdder(gate, out, norm, c.gate, slice(number * width, (number + 1) * width))
+
+    def _block(self, number: int, at: str, layer: Layer, next_norm: Norm | None) -> Block:
         c, names = self.config, self.names
+        if layer.mlp is None:
+            end = AddNorm(next_norm, multiplier=c.residual_multiplier)
+            return SoleMixer(self._mixer(at, layer.attention), end, Absent(), AddNorm(None))
+        if layer.attention is None:
+            return SoleMlp(Absent(), AddNorm(None), self._any_mlp(at, layer.mlp), self._mlp_end(next_norm))
         kind = ParallelBlock if layer.norms == "parallel" else Block
         ends = (names.post_attn_norm, names.post_mlp_norm) if layer.norms in ("after", "both") else (None, None)
         after_attention, after_mlp = [None if name is None else self._norm(at + name) for name in ends]
         mlp_norm = self._norm(at + names.mlp_norm) if layer.norms in ("before", "both") else None
-        return kind(
-            attention=self._attention(at, layer.attention),
-            attention_end=AddNorm(mlp_norm, after_attention, c.residual_multiplier),
-            mlp=self._mlp(at, layer.mlp) if isinstance(layer.mlp, DenseMlp) else self._mixture(at, layer.mlp),
-            mlp_end=AddNorm(next_norm, after_mlp, c.residual_multiplier),
-        )
+        mixer, mlp = self._mixer(at, layer.attention), self._any_mlp(at, layer.mlp)
+        mixer_end = AddNorm(mlp_norm, after_attention, c.residual_multiplier)
+        if not c.layer_scalars:
+            return kind(mixer, mixer_end, mlp, self._mlp_end(next_norm, after_mlp))
+        scalar = self.reader.empty(1)
+        self.reader.source.read(at + names.layer_scalar, scalar)
+        adder = None if c.layer_inputs is None else self._adder(number, at, c.layer_inputs)
+        return ScaledBlock(mixer, mixer_end, mlp, AddNorm(None, after_mlp), AddNorm(next_norm), scalar, adder)
+
+    def _mlp_end(self, next_norm: Norm | None, post_norm: Norm | None = None) -> AddNorm:
+        return AddNorm(next_norm, post_norm, self.config.residual_multiplier * self.config.mlp_multiplier)
+
+    def _mixer(self, at: str, layer: MixerLayer | None) -> Mixer:
+        assert layer is not None
+        if isinstance(layer, Branches):
+            return BranchMixer(layer, self._attention(at, layer.attention), self._recurrent(at, layer.recurrent))
+        return self._attention(at, layer) if isinstance(layer, AttentionLayer) else self._recurrent(at, layer)
+
+    def _recurrent(self, at: str, layer: RecurrentLayer) -> RecurrentMixer:
+        group = None if self.split is None else self.split.group
+        return RecurrentReader(self.config, self.reader, self.form, self.shards, group).read(at, layer)
 
     def _attention(self, at: str, layer: AttentionLayer) -> Attention:
-        c, names = self.config.of_layer(layer), self.names
-        shards = None if self.shards is None or c is self.config else Shards(c, self.shards.rank)
-        shards = shards or self.shards
-        q, kv = c.q_size, c.kv_size
-        rows = (q, kv, kv) if len(names.qkv) == 3 else (q + 2 * kv,)
-        held = shards and shards.qkv(len(names.qkv))
+        c, names = self.config.of(layer), self.names
+        shards = self.shards and self.shards.of(layer)
+        q, kv, projected = c.q_size, c.kv_size, layer.projected
+        stored = names.qkv if len(names.qkv) == 1 else names.qkv[: 1 + projected]
+        rows = (q, *[kv] * projected) if len(names.qkv) == 3 else (q + projected * kv,)
+        held = shards and shards.qkv(projected, len(stored))
         order = c.head_order if layer.rope is not None else None
-        matrix = Matrix([at + name for name in names.qkv], rows, c.hidden_size, c.qkv_bias, names.transposed, held)
+        matrix = Matrix([at + name for name in stored], rows, c.hidden_size, c.qkv_bias, names.transposed, held)
         if order is not None:
             matrix = replace(matrix, orders=(order, order, None))
+        gate_matrix = None if c.output_gate is None else self._gate_matrix(at + names.output_gate, c, shards)
+        if c.output_gate is not None and c.output_gate.in_queries:
+            matrix, gate_matrix = _apart(matrix, range(c.num_heads) if shards is None else shards.heads, c.head_dim)
         qkv = self.form.linear(matrix, self.reader)
         sizes = {"whole": (q, kv), "none": ()}.get(c.qk_norm, (c.head_dim, c.head_dim))
-        norms = [self._vector(at + name, size) for name, size in zip((names.q_norm, names.k_norm), sizes, strict=False)]
+        normed = (names.q_norm, names.k_norm)[: 2 if projected else 1]
+        norms = [self._vector(at + name, size) for name, size in zip(normed, sizes, strict=False)]
+        even = RmsNorm(self.reader.empty(c.head_dim).fill_(1.0), c.norm_eps, 0.0) if c.v_norm else None
         out = self._last(at + names.out, q, c.out_bias, shards and shards.out())
-        gate = None if c.output_gate is None else self._output_gate(at + names.output_gate, c, shards)
-        weights = HeadWeights(norms, self._sinks(at + names.sinks) if c.sinks else None, gate)
+        gate = None
+        if c.output_gate is not None and gate_matrix is not None:
+            gate = AttentionGate(self.form.linear(gate_matrix, self.reader), c.output_gate.activation)
+        weights = HeadWeights(norms, even, self._sinks(at + names.sinks, c, shards) if c.sinks else None, gate)
         return Attention(c if shards is None else shards.config, layer, qkv, out, weights)
 
-    def _output_gate(self, name: str, c: DecoderConfig, shards: Shards | None) -> AttentionGate:
-        assert c.output_gate is not None
-        matrix = Matrix([name], [c.gate_size], c.hidden_size, held=shards and shards.output_gate())
-        return AttentionGate(self.form.linear(matrix, self.reader), c.output_gate.activation)
+    @staticmethod
+    def _gate_matrix(name: str, c: DecoderConfig, shards: Shards | None) -> Matrix:
+        return Matrix([name], [c.gate_size], c.hidden_size, held=shards and shards.output_gate())
 
-    def _sinks(self, name: str) -> Tensor:
+    def _sinks(self, name: str, c: DecoderConfig, shards: Shards | None) -> Tensor:
         """Sinks of this rank's heads, in the type in which scores are computed."""
-        heads = self.config.num_heads
-        held = range(heads) if self.shards is None else self.shards.heads
+        heads = c.num_heads
+        held = range(heads) if shards is None else shards.heads
         sinks = torch.empty(len(held), dtype=torch.float32, device=self.reader.device)
         self.reader.source.read(name, sinks, cut=Cut((heads,), [held]))
         return sinks
+
+    def _any_mlp(self, at: str, mlp: DenseMlp | MixtureMlp) -> Mlp:
+        return self._mlp(at, mlp) if isinstance(mlp, DenseMlp) else self._mixture(at, mlp)
 
     def _mlp(self, at: str, mlp: DenseMlp) -> Mlp:
         c, names, width = self.config, self.names, mlp.width
@@ -139,13 +207,19 @@ class _Builder:
         if not c.gated:
             squared = c.activation == "relu2"
             return PlainMlp(up, down, width, "relu" if c.activation == "relu2" else c.activation, squared)
-        return GatedMlp(up, down, width, c.gate)
+        return GatedMlp(up, down, width, c.gate, c.gate_multiplier)
 
     def _mixture(self, at: str, mlp: MixtureMlp) -> Mlp:
-        mixture = MixtureReader(self.config, self.reader, self.form, self.shards).read(at, mlp)
-        if self.split is None:
-            return ExpertMlp(mixture, mixture)
-        return ExpertMlp(mixture, Summed(mixture, self.config.hidden_size, self.split.group))
+        reader = MixtureReader(self.config, self.reader, self.form, self.shards)
+        mixture = reader.read(at, mlp)
+        whole = mixture if self.split is None else Summed(mixture, self.config.hidden_size, self.split.group)
+        if not mlp.beside:
+            return ExpertMlp(mixture, whole)
+        dense, names = self._mlp(at, DenseMlp(mlp.beside)), reader.names
+        assert isinstance(dense, GatedMlp)
+        return BesideMlp(
+            mixture, whole, dense, self._norm(at + names.post_dense_norm), self._norm(at + names.post_norm)
+        )
 
     def _linear(self, names: list[str], rows: tuple[int, ...], depth: int, biased: bool, held: Held | None) -> Linear:
         return self.form.linear(Matrix(names, rows, depth, biased, self.names.transposed, held), self.reader)
@@ -169,6 +243,9 @@ class _Builder:
     def _norm(self, name: str) -> Norm:
         """A norm whose tensors change nothing where none are stored."""
         c, parts = self.config, {}
+        if not self.reader.source.under(name):
+            module = name.rpartition(".")[2]
+            name = name.removesuffix(module) + dict(self.names.renamed).get(module, module)
         for part, neutral in (("weight", 1.0 - self.config.norm_offset), ("bias", 0.0)):
             stored = part in c.norm_tensors
             parts[part] = self.reader.read(f"{name}.{part}", c.hidden_size) if stored else self._filled(neutral)
@@ -185,3 +262,16 @@ class _Builder:
             return weight
         self.reader.source.wait()
         return weight + self.config.norm_offset
+
+
+def _apart(matrix: Matrix, heads: range, head_dim: int) -> tuple[Matrix, Matrix]:
+    """Queries, keys and values, and the gates that lie between the queries of a matrix: in its first part rows of each
+    of `heads` are those of its query, then those of its gate."""
+    depth, rows = range(matrix.depth), (2 * matrix.rows[0], *matrix.rows[1:])
+    queries, gates = (
+        [range(start, start + head_dim) for start in ((2 * head + half) * head_dim for head in heads)]
+        for half in range(2)
+    )
+    others = [[range(size)] for size in matrix.rows[1:]] if matrix.held is None else matrix.held.rows[1:]
+    gate = Matrix(matrix.names[:1], rows[:1], matrix.depth, matrix.biased, held=Held([gates], depth))
+    return replace(matrix, rows=rows, held=Held([queries, *others], depth)), gate

@@ -18,7 +18,8 @@ from octavo_worker.model.checkpoint.names import ExpertNames
 from octavo_worker.model.config import DecoderConfig, MixtureMlp
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.model.layers.linear import Dense, Linear
-from octavo_worker.model.layers.mixture import ExpertGate, Mixture, Router, SharedExpert
+from octavo_worker.model.layers.mixture import ExpertActivation, ExpertGate, Mixture, Router, SharedExpert
+from octavo_worker.model.layers.norm import RmsNorm
 from octavo_worker.model.layers.quantised import Quantised
 from octavo_worker.model.shards import Shards
 
@@ -62,10 +63,21 @@ class MixtureReader:
             router=self._router(at, mlp),
             up=up,
             down=down,
-            gate=ExpertGate(self.config.gate, mlp.clamped),
+            gate=self._activation(mlp),
             shared=self._shared(at, mlp) if mlp.shared else None,
             owned=owned,
+            norm=self._norm(at + self.names.norm) if mlp.beside else None,
         )
+
+    def _activation(self, mlp: MixtureMlp) -> ExpertGate | ExpertActivation:
+        if self.config.gated:
+            return ExpertGate(self.config.gate, mlp.clamped)
+        squared = self.config.activation == "relu2"
+        return ExpertActivation("relu" if self.config.activation == "relu2" else self.config.activation, squared)
+
+    def _norm(self, name: str) -> RmsNorm:
+        c = self.config
+        return RmsNorm(self.reader.read(f"{name}.weight", c.hidden_size), c.norm_eps, c.norm_offset)
 
     @property
     def _is_first(self) -> bool:
@@ -73,12 +85,12 @@ class MixtureReader:
 
     def _up(self, at: str, mlp: MixtureMlp) -> Stored:
         names, width = self.names, mlp.width
-        stacked = at + names.stacked[0]
-        turned = self._is_turned(at, stacked, 2 * width, self.config.hidden_size)
+        stacked, rows = at + names.stacked[0], (2 if self.config.gated else 1) * width
+        turned = self._is_turned(at, stacked, rows, self.config.hidden_size)
         if turned is not None:
-            halves = (*range(0, 2 * width, 2), *range(1, 2 * width, 2)) if names.alternating else None
-            return Stored([f"{stacked}.{{}}"], [2 * width], halves, turned)
-        return Stored([at + names.each + name for name in names.up], [width] * 2)
+            halves = (*range(0, rows, 2), *range(1, rows, 2)) if names.alternating else None
+            return Stored([f"{stacked}.{{}}"], [rows], halves, turned)
+        return Stored([at + names.each + name for name in names.up], [width] * len(names.up))
 
     def _down(self, at: str, mlp: MixtureMlp) -> Stored:
         stacked = at + self.names.stacked[1]
@@ -142,7 +154,19 @@ class MixtureReader:
         count, name = mlp.routing.experts, at + self.names.router
         matrix = Matrix([name], [count], self.config.hidden_size, mlp.router_bias)
         correction = self._correction(at, count) if mlp.corrected else None
-        return Router(self._in_float32(matrix), mlp.routing, correction, self._counters(mlp))
+        norm, factors = self._scaled_norm(at, count) if mlp.beside else (None, None)
+        return Router(self._in_float32(matrix), mlp.routing, correction, self._counters(mlp), norm, factors)
+
+    def _scaled_norm(self, at: str, count: int) -> tuple[RmsNorm, Tensor]:
+        """The norm of the router's rows, whose weight has the scale of its columns and the factor of all in it, and the
+        factors of the experts' weights."""
+        c, source, device = self.config, self.reader.source, self.reader.device
+        scale = torch.empty(c.hidden_size, dtype=torch.float32, device=device)
+        factors = torch.empty(count, dtype=torch.float32, device=device)
+        source.read(at + self.names.scale, scale)
+        source.read(at + self.names.factors, factors)
+        source.wait()
+        return RmsNorm(scale.mul_(c.hidden_size**-0.5), c.norm_eps, 0.0), factors
 
     def _in_float32(self, matrix: Matrix) -> Dense:
         linear = DenseFormat().linear(matrix, replace(self.reader, dtype=torch.float32))
@@ -172,7 +196,7 @@ class MixtureReader:
 
     def _shared(self, at: str, mlp: MixtureMlp) -> SharedExpert:
         c, names, parts = self.config, self.names, len(self.names.shared_up)
-        rows = [mlp.shared] * 2 if parts == 2 else [2 * mlp.shared]
+        rows = [mlp.shared] * parts if parts == 2 or not c.gated else [2 * mlp.shared]
         held = self.shards and self.shards.up(mlp.shared, parts)
         up = Matrix([at + name for name in names.shared_up], rows, c.hidden_size, c.mlp_bias, held=held)
         held = self.shards and self.shards.down(mlp.shared)

@@ -10,7 +10,8 @@ class ExpertNames:
     """Names of a mixture's tensors within its layer. Matrices of experts stand alone, `each` and what `up` and `down`
     name; or `stacked` ones have those of all, `[experts, rows, depth]`, or `[experts, depth, rows]` if their shape says
     so, and `transposed` if it leaves both open. Rows of stacked gates and of what they gate lie in halves, or
-    `alternating`. `correction` is a whole name."""
+    `alternating`. `correction` is a whole name, and so are `scale`, of the router's rows, and `factors`, of weights,
+    which a mixture beside a dense MLP has, with norms of its rows, of its output and of that MLP's."""
 
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
@@ -23,6 +24,42 @@ class ExpertNames:
     shared_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
+    scale: str = "router.scale"
+    factors: str = "router.per_expert_scale"
+    norm: str = "pre_feedforward_layernorm_2"
+    post_norm: str = "post_feedforward_layernorm_2"
+    post_dense_norm: str = "post_feedforward_layernorm_1"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputNames:
+    """Names of the tensors that make the inputs of layers: a table, a product and a norm for all of them, and in each
+    layer a gate, a product and a norm."""
+
+    table: str = "embed_tokens_per_layer"
+    product: str = "per_layer_model_projection"
+    norm: str = "per_layer_projection_norm"
+    gate: str = "per_layer_input_gate"
+    out: str = "per_layer_projection"
+    post_norm: str = "post_per_layer_input_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentNames:
+    """Names of a recurrent layer's tensors. `inputs` are the parts of its first product, each with the number of
+    segments in it (`RecurrentLayer.segments`), one after the other; if `by_key_head`, the segments of each key head
+    lie together. The convolution may be stored in `pieces` of its channels instead. `rates`, `dt_bias` and `skip` are
+    whole names."""
+
+    inputs: tuple[tuple[str, int], ...]
+    convolution: str
+    out: str
+    pieces: tuple[str, ...] = ()
+    rates: str = ""
+    dt_bias: str = ""
+    skip: str = ""
+    norm: str = ""
+    by_key_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +67,9 @@ class Names:
     """Names of the tensors in a family's checkpoints, without `.weight` and `.bias`.
 
     `qkv` and `up` list the parts in the order in which they are stacked; one name means the checkpoint already has
-    them stacked. `prefixes`, `heads` and `experts` are tried in turn. `transposed` matrices are stored `[in, out]`.
-    Names with an `ignored` ending, and those of `towers`, at the top or below `model.`, have no place in the model.
+    them stacked. `prefixes`, `heads` and `experts` are tried in turn, and where a norm is missing the second of a pair
+    of `renamed`. `transposed` matrices are stored `[in, out]`. Names with an `ignored` ending, and those of `towers`,
+    at the top or below `model.`, have no place in the model.
     """
 
     prefixes: tuple[str, ...] = ("model.", "")
@@ -53,6 +91,10 @@ class Names:
     down: str = "mlp.down_proj"
     post_mlp_norm: str = "post_feedforward_layernorm"
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
+    recurrent: RecurrentNames | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+    layer_inputs: LayerInputNames = LayerInputNames()
+    layer_scalar: str = "layer_scalar"  # the whole name
     transposed: bool = False
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     towers: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo_worker.model.checkpoint.formats import DenseFormat, Matrix, Reader
 from octavo_worker.model.checkpoint.source import WeightSource
-from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.config import AttentionLayer, DecoderConfig, DenseMlp
 from octavo_worker.model.eagle.config import HeadConfig
 from octavo_worker.model.eagle.features import Features
 from octavo_worker.model.eagle.head import EagleHead, HeadLayers
@@ -60,13 +60,17 @@ def _check_kind(config: HeadConfig, source: WeightSource) -> None:
 
 
 def _block(at: str, c: DecoderConfig, reader: Reader) -> Block:
-    names, dense, width = c.names, DenseFormat(), c.layers[0].mlp.width
+    names, dense = c.names, DenseFormat()
+    attention, mlp = c.layers[0].attention, c.layers[0].mlp
+    assert isinstance(attention, AttentionLayer)
+    assert isinstance(mlp, DenseMlp)
+    width = mlp.width
     qkv = Matrix([at + name for name in names.qkv], (c.q_size, c.kv_size, c.kv_size), 2 * c.hidden_size, c.qkv_bias)
     out = Matrix([at + names.out], [c.hidden_size], c.q_size, c.out_bias)
     up = Matrix([at + name for name in names.up], [width] * 2, c.hidden_size, c.mlp_bias)
     down = Matrix([at + names.down], [c.hidden_size], width, c.mlp_bias)
     return Block(
-        attention=Attention(c, c.layers[0].attention, dense.linear(qkv, reader), dense.linear(out, reader)),
+        attention=Attention(c, attention, dense.linear(qkv, reader), dense.linear(out, reader)),
         attention_end=AddNorm(_norm(at + names.mlp_norm, c, reader)),
         mlp=GatedMlp(dense.linear(up, reader), dense.linear(down, reader), width, c.gate),
         mlp_end=AddNorm(None),  # its own next row takes the sum as it is

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo_kernels.ops import LayerStates
 from octavo_worker.contract.cache import CacheSpec
+from octavo_worker.contract.state import StateSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.eagle.features import Features
-from octavo_worker.model.layers.attention import Tables
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import Input, RmsNorm
+from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.numerics import DECODER
 from octavo_worker.ranks.group import Group
 
@@ -48,6 +50,7 @@ class EagleHead:
     uniform = False
     factors = ""
     has_whole_experts = False
+    states: tuple[StateSpec | None, ...] = ()
 
     def __init__(self, config: DecoderConfig, layers: HeadLayers, features: Features, tokens: int) -> None:
         """`config` is that of its one layer. Passes have up to `tokens` tokens."""
@@ -57,17 +60,19 @@ class EagleHead:
         self.kept_bytes = features.token_bytes
         self.dtype, self.device = layers.embed.dtype, layers.embed.device
         self.vocab_size = config.vocab_size
-        self.num_heads = config.num_heads
-        self.cache: tuple[CacheSpec, ...] = (layers.block.attention.kept(self.dtype),)
+        self.cache: tuple[CacheSpec | None, ...] = (layers.block.attention.kept(self.dtype),)
         self._allocate(tokens)
 
     def _allocate(self, tokens: int) -> None:
         self._buffers = Buffers.allocate(self.config, tokens, self.dtype, self.device)
         self._pairs = torch.empty((tokens, 2 * self.config.hidden_size), dtype=self.dtype, device=self.device)
 
-    def bind(self, caches: Sequence[Tensor], block_size: int, max_model_len: int) -> None:
+    def bind(self, caches: Sequence[Tensor | None], block_size: int, max_model_len: int) -> None:
         tables = Tables.of(self.config, max_model_len, self.dtype, self.device)
         self.layers.block.attention.bind(caches[0], block_size, tables)
+
+    def bind_states(self, states: Sequence[LayerStates | None]) -> None:
+        """It keeps none."""
 
     def shortened(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -8,18 +8,32 @@ from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import NEXT, UnsupportedModel
 from octavo_worker.model.families.family import Family
+from octavo_worker.model.families.gemma4 import GEMMAS4
+from octavo_worker.model.families.hybrids import HYBRIDS
 from octavo_worker.model.families.kin import GEMMAS, GRANITES, OLMOS
 from octavo_worker.model.families.layer_normed import LAYER_NORMED
 from octavo_worker.model.families.llama import LLAMAS
 from octavo_worker.model.families.mixtures import MIXTURES
+from octavo_worker.model.families.refused import NOT_COMPUTED
 from octavo_worker.model.families.wrappers import BOTH_DIRECTIONS, WRAPPERS, is_tied
 
 __all__ = ["FAMILIES", "STATED", "WRAPPERS", "decoder_config", "family_of", "reject"]
 
-FAMILIES: dict[str, Family] = {**LLAMAS, **OLMOS, **GEMMAS, **GRANITES, **LAYER_NORMED, **MIXTURES}
+FAMILIES: dict[str, Family] = {
+    **LLAMAS,
+    **OLMOS,
+    **GEMMAS,
+    **GEMMAS4,
+    **GRANITES,
+    **LAYER_NORMED,
+    **MIXTURES,
+    **HYBRIDS,
+}
 """By the `model_type` of their config.json, or of its text part."""
 
 LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
+RECURRENT_KINDS = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
+"""Kinds of layers of families with recurrent ones, beside these."""
 
 
 STATED = {name: family.stated for name, family in FAMILIES.items() if family.stated is not None}
@@ -33,9 +47,13 @@ def reject(config: ModelConfig) -> None:
         raise UnsupportedModel(f"{kind!r} is an encoder-decoder model; octavo serves decoder-only models; {NEXT}")
     if kind in BOTH_DIRECTIONS:
         raise UnsupportedModel(f"{kind!r} reads prompts in both directions; octavo serves causal models only; {NEXT}")
-    if strange := sorted(set(getattr(text, "layer_types", None) or []) - LAYER_KINDS):
+    if kind in NOT_COMPUTED:
+        raise UnsupportedModel(f"{kind!r} computes {NOT_COMPUTED[kind]}, which octavo does not; {NEXT}")
+    family = family_of(config)
+    known = LAYER_KINDS if family is None or family.recurrent is None else LAYER_KINDS | RECURRENT_KINDS
+    if strange := sorted(set(getattr(text, "layer_types", None) or []) - known):
         raise UnsupportedModel(
-            f"{kind!r} has layers of kind {', '.join(strange)}; only full and sliding attention work; {NEXT}"
+            f"{kind!r} has layers of kind {', '.join(strange)}; octavo does not compute these; {NEXT}"
         )
 
 

@@ -44,3 +44,19 @@ AFMOE = replace(RENAMED, router="mlp.router.gate", correction="mlp.expert_bias")
 SARVAM = replace(RENAMED, correction="mlp.gate.expert_bias")
 LAGUNA = replace(QWEN2, correction="mlp.experts.e_score_correction_bias")
 GPT_OSS = replace(RENAMED, router="mlp.router", transposed=True, alternating=True)
+LFM2_EXPERTS = replace(
+    MIXTRAL,
+    router="feed_forward.gate",
+    correction="feed_forward.expert_bias",
+    each="feed_forward.experts.{}.",
+    stacked=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+)
+NEMOTRON = ExpertNames(
+    router="mixer.gate",
+    correction="mixer.gate.e_score_correction_bias",
+    each="mixer.experts.{}.",
+    up=("up_proj",),
+    stacked=("mixer.experts.up_proj", "mixer.experts.down_proj"),
+    shared_up=("mixer.shared_experts.up_proj",),
+    shared_down="mixer.shared_experts.down_proj",
+)

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_worker.model.checkpoint.names import Names
-from octavo_worker.model.config import Activation, AttentionLayer, DecoderConfig, DenseMlp, Layer, MixtureMlp, Places
+from octavo_worker.model.config import (
+    Activation,
+    AttentionLayer,
+    DecoderConfig,
+    DenseMlp,
+    Layer,
+    MixerLayer,
+    MixtureMlp,
+    Places,
+)
 from octavo_worker.model.config_file import ModelConfig, Stated
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.model.rope import Rope, head_dim_of, rope_of
@@ -27,8 +36,10 @@ GATES = ("silu", "gelu", "gelu_tanh")
 Rotation = tuple[dict[str, Rope], Sequence[str | None]]
 """The rotary tables of a model by name, and which of them each layer takes."""
 Differences = Mapping[str, Any]
-Mlps = Callable[[ModelConfig], Sequence[DenseMlp | MixtureMlp]]
-"""The MLP of each layer."""
+Mlps = Callable[[ModelConfig], Sequence[DenseMlp | MixtureMlp | None]]
+"""The MLP of each layer; None: it has none."""
+Recurrent = Callable[[ModelConfig, Sequence[AttentionLayer]], Sequence[MixerLayer | None]]
+"""The mixer of each layer, of which some are the attention of that layer; None: it has none."""
 LLAMA = Names()
 
 
@@ -77,6 +88,10 @@ def all_as_described(config: ModelConfig) -> bool:
     return True
 
 
+def as_it_is(config: ModelConfig) -> ModelConfig:
+    return config
+
+
 def width_of(config: ModelConfig) -> int:
     return int(config.intermediate_size)
 
@@ -86,18 +101,22 @@ class Family:
     """Differences of a family from Llama: RMS norms before both sublayers, rotary embeddings, a gated MLP.
 
     `fields` are values of its `DecoderConfig`, `differences` those that its config states in fields of its own; among
-    them `scale` or `scales` (of each layer's scores), and `heads` (of each layer). A window counts only if the family
-    `slides`, whatever its files say. A config that is not `as_described` takes the transformers route. `stated`: what
-    makes a config.json readable without transformers; None: nothing does.
+    them `scale` or `scales` (of each layer's scores), `norms` (of all layers, or of each), and `attention` (other
+    fields of each `AttentionLayer`). A window counts only if the family `slides`, whatever its files say. `heads` gives
+    the config that says how many heads there are, and how wide, where layers differ. A config that is not
+    `as_described` takes the transformers route. `stated`: what makes a config.json readable without transformers; None:
+    nothing does.
     """
 
     names: Names = LLAMA
+    heads: Callable[[ModelConfig], ModelConfig] = as_it_is
     norms: Places = "before"
     slides: bool = False
     rotation: Callable[[ModelConfig, int | None], Rotation] = rotates_alike
     interleaved: bool = False
     width: Callable[[ModelConfig], int] = width_of
     mlps: Mlps | None = None  # all dense, of that width
+    recurrent: Recurrent | None = None  # all are attention
     norm_eps: str | float = "rms_norm_eps"  # a field of the config, or a constant
     fields: Differences = field(default_factory=dict)
     differences: Callable[[ModelConfig], Differences] = no_differences
@@ -108,32 +127,37 @@ class Family:
         """None: this member takes the transformers route. Raises `UnsupportedModel`."""
         if not self.as_described(config):
             return None
-        head_dim, differences = head_dim_of(config), dict(self.differences(config))
+        shown, differences = self.heads(config), dict(self.differences(config))
+        heads = getattr(config, "num_attention_heads", 0)
+        head_dim = head_dim_of(shown) if heads else 1
         scale = differences.pop("scale", head_dim**-0.5)
         scales = differences.pop("scales", [scale] * config.num_hidden_layers)
         norms = differences.pop("norms", self.norms)
+        norms = [norms] * config.num_hidden_layers if isinstance(norms, str) else norms
         ropes, rotated = self.rotation(config, max_model_len)
-        heads = differences.pop("heads", [None] * config.num_hidden_layers)
-        attentions = [AttentionLayer(*each) for each in zip(scales, self._windows(config), rotated, heads, strict=True)]
+        own = differences.pop("attention", [{}] * config.num_hidden_layers)
+        each = zip(scales, self._windows(config), rotated, own, strict=True)
+        attentions = [AttentionLayer(scale, window, rope, **fields) for scale, window, rope, fields in each]
+        mixers = attentions if self.recurrent is None else self.recurrent(config, attentions)
         mlps = self.mlps(config) if self.mlps else [DenseMlp(self.width(config))] * config.num_hidden_layers
-        layers = [Layer(*each, norms) for each in zip(attentions, mlps, strict=True)]
+        layers = [Layer(*each) for each in zip(mixers, mlps, norms, strict=True)]
         bias = getattr(config, "attention_bias", False)
         described: dict[str, Any] = {
             "family": config.model_type,
             "names": self.names,
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
-            "num_heads": config.num_attention_heads,
-            "num_kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            "num_heads": heads,
+            "num_kv_heads": getattr(shown, "num_key_value_heads", None) or heads,
             "head_dim": head_dim,
             "layers": tuple(layers),
             "ropes": ropes,
-            "max_position": config.max_position_embeddings,
+            "max_position": getattr(config, "max_position_embeddings", 0),
             "norm_eps": getattr(config, self.norm_eps) if isinstance(self.norm_eps, str) else self.norm_eps,
             "qkv_bias": bias,
             "out_bias": bias,
             "mlp_bias": getattr(config, "mlp_bias", False),
-            "activation": _activation(config, gated=self.fields.get("gated", True)),
+            "activation": self.fields.get("activation") or _activation(config, gated=self.fields.get("gated", True)),
             "interleaved": 2 * len(ropes["rope"].inv_freq) if self.interleaved and ropes else 0,
             "tied": getattr(config, "tie_word_embeddings", False),
         }
@@ -147,7 +171,7 @@ class Family:
 
 
 def _activation(config: ModelConfig, *, gated: bool) -> Activation:
-    names = ("hidden_act", "hidden_activation", "activation_function")
+    names = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
     name = next(value for value in (getattr(config, each, None) for each in names) if value)
     if name not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {name!r} has no kernel; supported: {', '.join(ACTIVATIONS)}.")

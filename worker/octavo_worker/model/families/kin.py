@@ -90,30 +90,14 @@ def rotates_by_base(config: ModelConfig, max_model_len: int | None) -> Rotation:
     return ropes, [f"{base}" if base else None for base in config.layer_rope_theta]
 
 
-def _rotates_if_said(config: ModelConfig, max_model_len: int | None) -> Rotation:
+def rotates_if_said(config: ModelConfig, max_model_len: int | None) -> Rotation:
     rotates = config.position_embedding_type == "rope"
     return rotates_alike(config, max_model_len) if rotates else rotates_nowhere(config, max_model_len)
-
-
-def _is_dense(config: ModelConfig) -> bool:
-    return not config.num_local_experts and set(config.layer_types) <= {"full_attention", "attention"}
-
-
-def _shared_width(config: ModelConfig) -> int:
-    return int(config.shared_intermediate_size)
 
 
 GRANITES: dict[str, Family] = {
     "granite": Family(differences=multiplied, stated=Stated(FIELDS | dict.fromkeys(MULTIPLIERS, (int, float)))),
     "granite_swa": Family(slides=True, rotation=rotates_by_base, fields={"sinks": True}, differences=multiplied),
-    "granitemoehybrid": Family(
-        names=Names(up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
-        rotation=_rotates_if_said,
-        width=_shared_width,
-        fields={"mlp_bias": False},
-        differences=multiplied,
-        as_described=_is_dense,
-    ),
     "hyperclovax": Family(
         names=Names(post_attn_norm="post_norm1", post_mlp_norm="post_norm2"), differences=_multiplied_logits
     ),

@@ -59,7 +59,7 @@ def mixed(
     return mlps
 
 
-def _is_sparse_step(config: ModelConfig, layer: int) -> bool:
+def is_sparse_step(config: ModelConfig, layer: int) -> bool:
     listed = layer in config.mlp_only_layers
     return not listed and config.num_experts > 0 and (layer + 1) % config.decoder_sparse_step == 0
 
@@ -68,7 +68,7 @@ def _is_listed(config: ModelConfig, layer: int) -> bool:
     return bool(config.mlp_layer_types[layer] == "sparse")
 
 
-def _follows_dense(config: ModelConfig, layer: int) -> bool:
+def follows_dense(config: ModelConfig, layer: int) -> bool:
     return bool(layer >= config.first_k_dense_replace)
 
 
@@ -93,7 +93,7 @@ def _qwen3_vl(config: ModelConfig) -> MixtureMlp:
     )
 
 
-def _qwen2(config: ModelConfig) -> MixtureMlp:
+def qwen2(config: ModelConfig) -> MixtureMlp:
     return replace(_qwen3(config), shared=config.shared_expert_intermediate_size, shared_gated=True)
 
 
@@ -116,7 +116,7 @@ def _is_not_clipped(config: ModelConfig) -> bool:
     return getattr(config, "clip_qkv", None) is None
 
 
-def _granite(config: ModelConfig) -> MixtureMlp:
+def granite(config: ModelConfig) -> MixtureMlp:
     shared = getattr(config, "shared_intermediate_size", 0)
     routing = Routing(config.num_local_experts, config.num_experts_per_tok, "chosen softmax")
     return MixtureMlp(config.intermediate_size, routing, shared)
@@ -163,7 +163,7 @@ def _grouped(config: ModelConfig, experts: int, shared: int, scale: float) -> Mi
     )
 
 
-def _deepseek(config: ModelConfig) -> MixtureMlp:
+def deepseek(config: ModelConfig) -> MixtureMlp:
     return _grouped(config, config.n_routed_experts, config.n_shared_experts, config.routed_scaling_factor)
 
 
@@ -183,7 +183,7 @@ def _slides(config: ModelConfig, layer: int) -> bool:
     return bool(config.layer_types[layer] == "sliding_attention")
 
 
-def _follows_first(config: ModelConfig, layer: int) -> bool:
+def follows_first(config: ModelConfig, layer: int) -> bool:
     return bool(layer >= config.num_dense_layers)
 
 
@@ -200,7 +200,7 @@ def _laguna(config: ModelConfig) -> MixtureMlp:
 def _laguna_values(config: ModelConfig) -> Differences:
     heads = list(config.num_attention_heads_per_layer)
     gate = OutputGate("softplus", by_head=config.gating in (True, "per-head"))
-    return {"heads": heads, "num_heads": max(heads), "output_gate": gate}
+    return {"attention": [{"heads": each} for each in heads], "num_heads": max(heads), "output_gate": gate}
 
 
 def _is_not_capped(config: ModelConfig) -> bool:
@@ -268,29 +268,29 @@ def _is_quick(config: ModelConfig) -> bool:
 
 HEAD_NORMS = {"qk_norm": "head"}
 MIXTURES: dict[str, Family] = {
-    "qwen3_moe": Family(slides=True, mlps=mixed(_qwen3, _is_sparse_step), fields=HEAD_NORMS),
+    "qwen3_moe": Family(slides=True, mlps=mixed(_qwen3, is_sparse_step), fields=HEAD_NORMS),
     "qwen3_vl_moe_text": Family(
         names=Names(experts=(replace(RENAMED, transposed=True),)),
-        mlps=mixed(_qwen3_vl, _is_sparse_step),
+        mlps=mixed(_qwen3_vl, is_sparse_step),
         fields=HEAD_NORMS,
     ),
     "mixtral": Family(names=Names(experts=(MIXTRAL, RENAMED)), slides=True, mlps=mixed(_mixtral)),
     "qwen2_moe": Family(
-        names=Names(experts=(QWEN2,)), slides=True, mlps=mixed(_qwen2, _is_sparse_step), differences=_qwen2_bias
+        names=Names(experts=(QWEN2,)), slides=True, mlps=mixed(qwen2, is_sparse_step), differences=_qwen2_bias
     ),
     "olmoe": Family(mlps=mixed(_olmoe), fields={"qk_norm": "whole"}, as_described=_is_not_clipped),
     "flex_olmo": Family(norms="after", mlps=mixed(_olmoe), fields={"qk_norm": "whole"}),
     "granitemoe": Family(
-        names=Names(experts=(GRANITE, GRANITE_RENAMED)), mlps=mixed(_granite), differences=_granite_values
+        names=Names(experts=(GRANITE, GRANITE_RENAMED)), mlps=mixed(granite), differences=_granite_values
     ),
     "granitemoeshared": Family(
-        names=Names(experts=(GRANITE, GRANITE_RENAMED)), mlps=mixed(_granite), differences=_granite_values
+        names=Names(experts=(GRANITE, GRANITE_RENAMED)), mlps=mixed(granite), differences=_granite_values
     ),
     "granitemoe_swa": Family(
         names=Names(experts=(GRANITE_RENAMED, GRANITE)),
         slides=True,
         rotation=rotates_by_base,
-        mlps=mixed(_granite),
+        mlps=mixed(granite),
         fields={"sinks": True},
         differences=_granite_values,
     ),
@@ -303,11 +303,11 @@ MIXTURES: dict[str, Family] = {
         mlps=mixed(_ernie, _is_in_interval),
         as_described=_has_no_bias,
     ),
-    "dots1": Family(slides=True, mlps=mixed(_deepseek, _follows_dense), fields={**HEAD_NORMS, "mlp_bias": False}),
-    "glm4_moe": Family(rotation=rotates_partly, mlps=mixed(_deepseek, _follows_dense), differences=_glm),
+    "dots1": Family(slides=True, mlps=mixed(deepseek, follows_dense), fields={**HEAD_NORMS, "mlp_bias": False}),
+    "glm4_moe": Family(rotation=rotates_partly, mlps=mixed(deepseek, follows_dense), differences=_glm),
     "glm4v_moe_text": Family(
         rotation=rotates_partly,
-        mlps=mixed(_deepseek, _follows_dense),
+        mlps=mixed(deepseek, follows_dense),
         fields={"out_bias": False, "mlp_bias": False},
     ),
     "sarvam_moe": Family(
@@ -320,7 +320,7 @@ MIXTURES: dict[str, Family] = {
             experts=(SARVAM,),
         ),
         rotation=rotates_partly,
-        mlps=mixed(_deepseek, _follows_dense),
+        mlps=mixed(deepseek, follows_dense),
         differences=_glm,
     ),
     "afmoe": Family(
@@ -333,7 +333,7 @@ MIXTURES: dict[str, Family] = {
         norms="both",
         slides=True,
         rotation=rotates_where(_slides),
-        mlps=mixed(_afmoe, _follows_first),
+        mlps=mixed(_afmoe, follows_first),
         fields={**HEAD_NORMS, "output_gate": OutputGate("sigmoid")},
         differences=_afmoe_values,
     ),
@@ -353,7 +353,7 @@ MIXTURES: dict[str, Family] = {
         fields=HEAD_NORMS,
         differences=_extra_layers,
     ),
-    "solar_open": Family(rotation=rotates_partly, mlps=mixed(_deepseek), differences=no_bias),
+    "solar_open": Family(rotation=rotates_partly, mlps=mixed(deepseek), differences=no_bias),
     "minimax_m2": Family(
         names=Names(experts=(MIXTRAL, HY_RENAMED)),
         rotation=rotates_partly,

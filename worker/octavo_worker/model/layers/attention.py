@@ -17,22 +17,8 @@ from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
 from octavo_worker.model.layers.output_gate import AttentionGate
+from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.transfer import dtype_name
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """Tables by position: the rotary ones by the names that the config gives them, and the factors of queries."""
-
-    cos_sin: Mapping[str, Tensor]
-    temperature: Tensor | None = None
-
-    @classmethod
-    def of(cls, config: DecoderConfig, positions: int, dtype: torch.dtype, device: torch.device) -> Tables:
-        """Tables of so many positions, for values of the type `dtype`."""
-        cos_sin = {name: rope.cos_sin(positions).to(device) for name, rope in config.ropes.items()}
-        factors = None if config.temperature is None else config.temperature.table(positions).to(device, dtype)
-        return cls(cos_sin, factors)
 
 
 class HeadNorms(TypedDict):
@@ -54,10 +40,11 @@ class Reading(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """Weights that attention has beside its two products: of the norms of queries and of keys, a score for each head
-    that no token has, and a gate of its output."""
+    """Weights that attention has beside its two products: of the norms of queries and of keys, a norm of values, a
+    score for each head that no token has, and a gate of its output."""
 
     norms: Sequence[Tensor] = ()
+    values: RmsNorm | None = None
     sinks: Tensor | None = None
     gate: AttentionGate | None = None
 
@@ -69,8 +56,8 @@ class Attention:
     def __init__(
         self, config: DecoderConfig, layer: AttentionLayer, qkv: Linear, out: Linear, weights: HeadWeights | None = None
     ) -> None:
-        """`qkv` has the rows of all query heads, then of all key heads, then of all value heads; `config` is as this
-        layer sees it."""
+        """`qkv` has the rows of all query heads, then of all key heads, then of all value heads, as far as there are
+        such; `config` is as this layer sees it."""
         weights = weights or HeadWeights()
         self.config, self.layer = config, layer
         self.qkv, self.out, self.sinks, self.gate = qkv, out, weights.sinks, weights.gate
@@ -78,22 +65,25 @@ class Attention:
         self.norms = HeadNorms(q_norm=q_norm, k_norm=k_norm, eps=config.norm_eps, norm_offset=config.norm_offset)
         whole = weights.norms if config.qk_norm == "whole" else ()  # over all heads together, as in OLMo 2
         self.whole_norms = [RmsNorm(weight, config.norm_eps, config.norm_offset) for weight in whole]
+        self.value_norm = weights.values
+        self.columns = config.q_size + layer.projected * config.kv_size  # of its product
         self.cache = torch.empty(0)
         self.cos_sin: Tensor | None = None
         self.temperature: Tensor | None = None
+        self.shape = self.kept(torch.float32).shape
         self.reading = Reading(block_size=0, sliding_window=layer.sliding_window, softcap=config.softcap)
 
     def kept(self, dtype: torch.dtype) -> CacheSpec:
         """The layer's cache of a token, if keys and values are of the type `dtype`."""
-        c = self.config
-        return CacheSpec(c.num_kv_heads, c.head_dim, c.head_dim, dtype_name(dtype), self.layer.sliding_window)
+        return self.config.kept(self.layer, dtype_name(dtype))
 
     @property
     def kind(self) -> Hashable:
         """Equal to that of a layer whose steps take the same kernels."""
-        return *self.reading.values(), self.layer.rope, self.config.num_heads
+        return *self.reading.values(), self.layer.rope, self.shape, self.layer.projected
 
-    def bind(self, cache: Tensor, block_size: int, tables: Tables) -> None:
+    def bind(self, cache: Tensor | None, block_size: int, tables: Tables) -> None:
+        assert cache is not None
         self.cache = cache
         self.reading["block_size"] = block_size
         self.cos_sin = None if self.layer.rope is None else tables.cos_sin[self.layer.rope]
@@ -115,33 +105,41 @@ class Attention:
         self.gate.apply(factors, b.attended)
 
     def _attend(self, x: Input, b: Buffers, batch: Batch) -> None:
-        self.qkv.apply(x, b.qkv)
-        self._adjust(b, batch)
-        written = (b.qkv, b.q, self.cache, batch.slots, batch.positions, self.cos_sin)
+        c, rows = self.config, len(b.qkv)
+        qkv, q = b.narrowed(b.qkv, c.q_size + 2 * c.kv_size), b.narrowed(b.q, c.q_size)
+        q, b.attended = (each.view(rows, c.num_heads, c.head_dim) for each in (q, b.narrowed(b.room, c.q_size)))
+        self.qkv.apply(x, qkv if self.columns == qkv.shape[1] else qkv[:, : self.columns])
+        self._adjust(qkv, batch)
+        slots = batch.slots if self.layer.shares is None else torch.full_like(batch.slots, -1)  # nothing is written
+        written = (qkv, q, self.cache, slots, batch.positions, self.cos_sin)
         queries = (batch.context_lens, batch.query_start, b.attended, self.layer.scale)
-        plan = batch.plans.get(self.layer.sliding_window)
-        if batch.stage is None and self.rotated_weight is None:
+        plan = batch.plans.get(self.shape)
+        if batch.stage is None and self.rotated_weight is None and self.layer.shares is None:
             tables = batch.block_tables
             ops.rope_attention(*written, tables, *queries, sinks=self.sinks, plan=plan, **self.norms, **self.reading)
             return
         ops.rope_write_kv(*written, block_size=self.reading["block_size"], **self.norms)
         if self.rotated_weight is not None:
-            b.q.mul_(self.rotated_weight)
+            q.mul_(self.rotated_weight)
         cache, tables = self.cache, batch.block_tables
         if batch.stage is not None:
             cache, tables = batch.stage.gather(self.cache), batch.stage.tables  # with what was just written
-        ops.paged_attention(b.q, cache, tables, *queries, sinks=self.sinks, plan=plan, **self.reading)
+        ops.paged_attention(q, cache, tables, *queries, sinks=self.sinks, plan=plan, **self.reading)
 
-    def _adjust(self, b: Buffers, batch: Batch) -> None:
+    def _adjust(self, qkv: Tensor, batch: Batch) -> None:
         """Changes of queries, keys and values before the rotation, each by itself or by its row."""
         c = self.config
         if c.qkv_clip is not None:
-            b.qkv.clamp_(-c.qkv_clip, c.qkv_clip)
+            qkv.clamp_(-c.qkv_clip, c.qkv_clip)
         if self.whole_norms:
-            for part, norm in zip(b.qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1), self.whole_norms, strict=False):
+            for part, norm in zip(qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1), self.whole_norms, strict=False):
                 norm.apply(part, part)
         if self.temperature is not None:  # a rotation is linear: before it is as good as after it
-            b.qkv[:, : c.q_size].mul_(self.temperature[batch.positions])
+            qkv[:, : c.q_size].mul_(self.temperature[batch.positions])
+        if self.value_norm is not None and self.layer.projected:
+            *_, keys, values = qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1)
+            heads = (keys if self.layer.values_are_keys else values).reshape(-1, c.head_dim)
+            values.copy_(self.value_norm.apply(heads, torch.empty_like(heads)).view(values.shape))
 
     def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
         """The output of `b.attended`, added to the residual stream `b.hidden`, and normalised for what follows."""
@@ -155,7 +153,7 @@ def _head_norms(config: DecoderConfig, weights: Sequence[Tensor]) -> tuple[Tenso
     keys go to the queries, too: a score is the sum of products of both.
     """
     if config.qk_norm == "head":
-        return weights[0], weights[1], None
+        return weights[0], weights[1] if len(weights) > 1 else None, None
     if config.qk_norm == "rotated head":
         even = torch.ones_like(weights[0])
         return even, even, weights[0].float() * weights[1].float()

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.layers.attention import Attention
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.mixer import Mixer
 from octavo_worker.model.layers.mlp import Mlp
 from octavo_worker.model.layers.norm import AddNorm, Input
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    attention: Attention
+    attention: Mixer
     attention_end: AddNorm
     mlp: Mlp
     mlp_end: AddNorm  # its norm is that of the next block's attention, or the model's last
@@ -34,14 +34,12 @@ class Block:
 
     def forward(self, x: Input, b: Buffers, batch: Batch) -> Input:
         """The next block's input."""
-        b = b.of_heads(self.attention.config.num_heads)
         self.attention.attend(x, b, batch)
         return self._after_attention(b)
 
     def forward_some(self, x: Input, b: Buffers, batch: Batch, rows: Tensor, chosen: Buffers) -> Input:
         """Output of `rows[R]` (int64) alone, in `chosen`, which has as many rows: of a last block the others are not
         read, so that they stop after the attention."""
-        b = b.of_heads(self.attention.config.num_heads)
         self.attention.attend(x, b, batch)
         return self._after_attention(b.select(rows, chosen))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -13,37 +13,43 @@ from octavo_worker.model.config import DecoderConfig
 @dataclass(slots=True)
 class Buffers:
     """One row a token. Every layer overwrites all of it but `hidden`. `up` and `activated` have room for the widest
-    MLP: `narrowed` is what another takes; `q`, `qkv` and `attended` for the most heads: see `of_heads`."""
+    MLP, `qkv`, `q` and `room` for the widest attention: `narrowed` is what another takes."""
 
     hidden: Tensor  # the residual stream
     normed: Tensor
     delta: Tensor  # a sublayer's output, not yet added to the residual stream
     qkv: Tensor
-    q: Tensor  # [T, heads, head_dim]
-    attended: Tensor  # [T, heads, head_dim]
+    q: Tensor
+    room: Tensor  # of `attended`
+    attended: Tensor  # what the latest mixer made, [T, heads, head_dim]
     up: Tensor
     activated: Tensor
     row_context: Tensor | None = None  # of the step's rows, where a Linear reads it
     slots: Tensor | None = None  # of the step's rows
+    inputs: Tensor | None = None  # of all layers, of the step's rows
 
     @classmethod
     def allocate(cls, config: DecoderConfig, rows: int, dtype: torch.dtype, device: torch.device) -> Buffers:
         def buffer(*width: int) -> Tensor:
             return torch.empty((rows, *width), dtype=dtype, device=device)
 
+        seen = config.attentions
+        widest = max((c.q_size for c in seen), default=0)
+        room = buffer(widest)
         return cls(
             hidden=buffer(config.hidden_size),
             normed=buffer(config.hidden_size),
             delta=buffer(config.hidden_size),
-            qkv=buffer(config.q_size + 2 * config.kv_size),
-            q=buffer(config.num_heads, config.head_dim),
-            attended=buffer(config.num_heads, config.head_dim),
+            qkv=buffer(max((c.q_size + 2 * c.kv_size for c in seen), default=0)),
+            q=buffer(widest),
+            room=room,
+            attended=room,
             up=buffer(config.widest_mlp * (2 if config.gated else 1)),
             activated=buffer(config.widest_mlp),
         )
 
     def first(self, rows: int) -> Buffers:
-        names = [field.name for field in fields(self) if field.name not in ("row_context", "slots")]
+        names = [field.name for field in fields(self) if field.name not in ("row_context", "slots", "inputs")]
         return Buffers(*(getattr(self, name)[:rows] for name in names))
 
     @staticmethod
@@ -52,18 +58,9 @@ class Buffers:
         rows, most = buffer.shape
         return buffer if columns == most else buffer.view(-1)[: rows * columns].view(rows, columns)
 
-    def of_heads(self, heads: int) -> Buffers:
-        """Buffers of a layer with so many query heads, in the same memory."""
-        rows, most, width = self.q.shape
-        if heads == most:
-            return self
-        qkv = self.narrowed(self.qkv, self.qkv.shape[1] - (most - heads) * width)
-        q, attended = (self.narrowed(each.flatten(1), heads * width) for each in (self.q, self.attended))
-        shape = (rows, heads, width)
-        return replace(self, qkv=qkv, q=q.view(shape), attended=attended.view(shape))
-
     def select(self, rows: Tensor, chosen: Buffers) -> Buffers:
         """`chosen`, which has as many rows, with the hidden states and attention outputs of `rows`."""
         chosen.hidden, chosen.attended = self.hidden[rows], self.attended[rows]
         chosen.row_context = None if self.row_context is None else self.row_context[rows]
+        chosen.inputs = None if self.inputs is None else self.inputs[rows]
         return chosen

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Assignments, Gate, Routed, RouterProduct, Routing
+from octavo_kernels.ops import Activation, Assignments, Gate, Routed, RouterProduct, Routing
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Dense, Linear
-from octavo_worker.model.layers.norm import AddNorm, Input
+from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
 
 ROUTER = "router"
 EXPERTS_GATE_UP, EXPERTS_DOWN = "experts: gate, up", "experts: down"
@@ -21,15 +22,24 @@ SHARED_GATE_UP, SHARED_DOWN, SHARED_GATE = "shared: gate, up", "shared: down", "
 @dataclass(frozen=True, slots=True, eq=False)
 class Router:
     """The choice among experts: `logits` is a product in float32 with `correction[experts]` beside it. Rounded to 16
-    bits, every thirteenth row would choose others. `counters` are those of `ops.route_rows`, on a GPU."""
+    bits, every thirteenth row would choose others. `counters` are those of `ops.route_rows`, on a GPU. It may have a
+    `norm` of its rows, in float32, and `factors[experts]` of the weights."""
 
     logits: Dense
     routing: Routing
     correction: Tensor | None = None
     counters: Tensor | None = None
+    norm: RmsNorm | None = None
+    factors: Tensor | None = None
 
     def choose(self, rows: Tensor) -> Assignments:
-        return ops.route(self.logits.apply(Input(rows.float())), self.routing, self.correction)
+        rows = rows.float()
+        rows = rows if self.norm is None else self.norm.apply(rows, torch.empty_like(rows))
+        taken = ops.route(self.logits.apply(Input(rows)), self.routing, self.correction)
+        if self.factors is None:
+            return taken
+        chosen = torch.bucketize(taken.places, taken.starts, right=True) - 1  # experts without rows begin there, too
+        return taken._replace(weights=taken.weights * self.factors[chosen])
 
     def route(self, x: Input, gate: Dense | None) -> Routed:
         """On a GPU: norm, product and choice, and the factors of a shared expert's gate, in one go."""
@@ -57,7 +67,26 @@ class ExpertGate:
             gate, up = product.chunk(2, dim=1)
             gate.clamp_(max=self.clamped)
             up.clamp_(-self.clamped, self.clamped).add_(1)
+        return self.apply_shared(product)
+
+    def apply_shared(self, product: Tensor) -> Tensor:
+        """The same for the expert that all rows take, which is never clamped."""
         return ops.act_and_mul(product, self.activation)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertActivation:
+    """The activation of experts without a gate, or its square. It runs on CPUs alone."""
+
+    activation: Activation
+    squared: bool = False
+    clamped: float | None = None
+
+    def apply(self, product: Tensor) -> Tensor:
+        activated = ops.act(product, self.activation)
+        return activated.mul_(activated) if self.squared else activated
+
+    apply_shared = apply
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,14 +102,15 @@ class SharedExpert:
 class Mixture(Linear):
     """From hidden states to hidden states: `up` and `down` have the matrices of all experts, one below the other, or of
     those that this rank has `owned`. The sum over a row's experts is in float32, in their order, whatever other rows
-    take."""
+    take. With a `norm` that is of the experts' rows, and the router reads the rows as they are."""
 
     router: Router
     up: Linear
     down: Linear
-    gate: ExpertGate
+    gate: ExpertGate | ExpertActivation
     shared: SharedExpert | None = None
     owned: range | None = None
+    norm: RmsNorm | None = None
 
     def products(self) -> Mapping[str, Linear]:
         """By name, in the order in which a step takes them."""
@@ -110,6 +140,7 @@ class Mixture(Linear):
             return self._apply_on_gpu(x, x.rows.new_empty(x.rows.shape) if out is None else out, residual)
         rows = x.materialise()
         taken = self.router.choose(rows)
+        rows = rows if self.norm is None else self.norm.apply(rows, torch.empty_like(rows))
         parts = self._products(rows, taken) if self.owned is None else self._own_products(rows, taken, self.owned)
         shared, gates = self._shared(rows)
         return ops.combine(
@@ -136,6 +167,7 @@ class Mixture(Linear):
         if not len(x.rows):
             return out
         routed = self.router.route(x, None if self.shared is None else self.shared.gate)
+        assert isinstance(self.gate, ExpertGate), "experts without a gate have no kernels"
         shared = None if self.shared is None else self._shared_output(routed.rows)
         taken = routed.taken if self.owned is None else assigned_to(self.owned, routed.taken)
         inner = ops.experts_up(routed.rows, self.up.experts(), taken, self.gate.activation, self.gate.clamped)
@@ -154,7 +186,7 @@ class Mixture(Linear):
 
     def _shared_output(self, rows: Tensor) -> Tensor:
         assert self.shared is not None
-        return self.shared.down.apply(Input(ops.act_and_mul(self.shared.up.apply(Input(rows)), self.gate.activation)))
+        return self.shared.down.apply(Input(self.gate.apply_shared(self.shared.up.apply(Input(rows)))))
 
 
 def assigned_to(some: range, taken: Assignments) -> Assignments:

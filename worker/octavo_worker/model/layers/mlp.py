@@ -30,18 +30,28 @@ class Mlp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
+    """The gate is multiplied by `multiplier` before its activation."""
+
     up: Linear  # rows: gate, up
     down: Linear
     width: int
     activation: Gate
+    multiplier: float = 1.0
 
     def products(self) -> Mapping[str, Linear]:
         return {GATE_UP: self.up, "down": self.down}
 
-    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
+    def activated(self, x: Input, b: Buffers) -> Input:
+        """The operand of `down`."""
         out, scratch = b.narrowed(b.activated, self.width), b.narrowed(b.up, 2 * self.width)
-        activated = self.up.gated(x, self.activation, out=out, scratch=scratch)
-        return self.down.into_norm(Input(activated, context=b.row_context), b, add_norm)
+        if self.multiplier == 1.0:
+            return Input(self.up.gated(x, self.activation, out=out, scratch=scratch), context=b.row_context)
+        product = self.up.apply(x, scratch)
+        product[:, : self.width].mul_(self.multiplier)
+        return Input(ops.act_and_mul(product, self.activation, out=out), context=b.row_context)
+
+    def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
+        return self.down.into_norm(self.activated(x, b), b, add_norm)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ import numpy as np
 from torch import Tensor
 
 from octavo_kernels.attention.plan import chunk_count
+from octavo_worker.contract.cache import heads_per_kv
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.causal_model import CausalModel, heads_per_kv
+from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.transfer import on_device
 from octavo_worker.runner.cuda.plans import AttentionPlans
 
@@ -19,11 +20,11 @@ class DraftBatches:
     def __init__(self, model: CausalModel, sequences: int, tokens: int, context: int) -> None:
         self._device = model.device
         self._plans = AttentionPlans(model, sequences, tokens, context, groups=False)
-        self._heads_per_kv = heads_per_kv(model)
+        self._heads_per_kv = heads_per_kv(model.cache)
 
     def place(self, batch: Batch) -> Batch:
         contexts, starts = batch.context_lens.numpy(), batch.query_start.numpy()
-        self._plans.make_room(chunk_count(contexts, np.diff(starts), self._heads_per_kv))
+        self._plans.make_room(max(chunk_count(contexts, np.diff(starts), group) for group in self._heads_per_kv))
         moved = Batch(
             token_ids=self._move(batch.token_ids),
             positions=self._move(batch.positions),

@@ -14,8 +14,9 @@ from octavo_kernels import ops
 from octavo_kernels.attention.plan import chunk_count
 from octavo_kernels.sampling.sample import SAMPLE_WORDS
 from octavo_kernels.step import StepInputs
+from octavo_worker.contract.cache import heads_per_kv
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.causal_model import CausalModel, heads_per_kv
+from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.transfer import on_device
 from octavo_worker.runner.cuda.graphs import StepGraphs
 from octavo_worker.runner.cuda.plans import AttentionPlans
@@ -213,6 +214,6 @@ class DraftPasses:
 def plans_for_passes(model: CausalModel, sequences: int, context: int) -> AttentionPlans:
     """For decodes, and for two queries of each sequence."""
     plans = AttentionPlans(model, sequences, 2 * sequences, context, groups=False, queries=2)
-    group = heads_per_kv(model)
-    plans.make_room(chunk_count(np.full(sequences, context, np.int32), np.full(sequences, 2, np.int32), group))
+    contexts, queries = np.full(sequences, context, np.int32), np.full(sequences, 2, np.int32)
+    plans.make_room(max(chunk_count(contexts, queries, group) for group in heads_per_kv(model.cache)))
     return plans

@@ -1,11 +1,14 @@
-"""The attention plans of the model's layers: one for each sliding window that occurs, shared by its layers."""
+"""The attention plans of the model's layers: one for each shape that occurs, shared by its layers."""
 
 from __future__ import annotations
 
 from octavo_kernels.attention.plan import AttentionPlan, chunk_tokens
-from octavo_worker.contract.cache import common_shape, windows_of
+from octavo_kernels.cuda import reads_prefixes_once
+from octavo_worker.contract.cache import AttentionShape, shapes_of
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.causal_model import CausalModel
+
+Plans = dict[AttentionShape, AttentionPlan]
 
 
 class AttentionPlans:
@@ -14,8 +17,7 @@ class AttentionPlans:
     prompts are split along many keys at once.
 
     No sequence has more than so many `queries` (None: as many as there are tokens). Without `groups` sequences are
-    never grouped. A model of unknown query heads (`num_heads` 0) has no plans: each
-    layer makes its own.
+    never grouped.
     """
 
     def __init__(
@@ -40,24 +42,21 @@ class AttentionPlans:
     def scratch_bytes(model: CausalModel, sequences: int, max_model_len: int) -> int:
         """The most that all plans take, unless nearly every sequence of a step is the end of a prompt, split along many
         keys."""
-        if not model.num_heads:
-            return 0
         chunks = sequences * -(-max_model_len // chunk_tokens())
-        shape = common_shape(model.cache)
-        each = [
+        return sum(
             AttentionPlan.partial_bytes(
                 chunks=chunks,
-                heads=model.num_heads,
+                heads=shape.heads,
                 kv_heads=shape.kv_heads,
-                head_dim=shape.key_dim,
+                head_dim=shape.width,
                 max_queries=queries,
                 uniform=model.uniform,
             )
+            for shape in shapes_of(model.cache)
             for queries in (1, 1, chunk_tokens())  # a prompt's: more than a tile has rows
-        ]
-        return len(windows_of(model.cache)) * sum(each)
+        )
 
-    def for_decodes(self, batch: Batch, *, shared: bool) -> dict[int, AttentionPlan]:
+    def for_decodes(self, batch: Batch, *, shared: bool) -> Plans:
         """Updated on the device for a batch of one token a sequence, `shared` if some are grouped by their prefix."""
         return _updated(self._decodes[shared], batch)
 
@@ -68,35 +67,32 @@ class AttentionPlans:
             self._mixed = self._make(chunks, self._tokens, self._queries, shared=self._groups)
             self.chunks = chunks
 
-    def for_step(self, batch: Batch, *, decodes: bool = True, prompts: bool = True) -> dict[int, AttentionPlan]:
+    def for_step(self, batch: Batch, *, decodes: bool = True, prompts: bool = True) -> Plans:
         """Updated on the device for any batch that fits. Without `decodes` no sequence of it is computed as decodes
         are, without `prompts` all are, and in no groups: that must hold for all batches that a graph is for."""
         return _updated(self._mixed, batch, decodes=decodes, prompts=prompts)
 
-    def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> dict[int, AttentionPlan]:
+    def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> Plans:
         model = self._model
-        shape = common_shape(model.cache)
         return {
-            window: AttentionPlan(
+            shape: AttentionPlan(
                 sequences=self._sequences,
                 tokens=tokens,
                 chunks=chunks,
-                heads=model.num_heads,
+                heads=shape.heads,
                 kv_heads=shape.kv_heads,
-                head_dim=shape.key_dim,
+                head_dim=shape.width,
                 max_queries=max_queries,
-                sliding_window=window,
-                shared_prefixes=shared,
+                sliding_window=shape.window,
+                shared_prefixes=shared and reads_prefixes_once(model.dtype, model.dtype, shape.width),
                 uniform=model.uniform,
                 device=model.device,
             )
-            for window in (windows_of(model.cache) if model.num_heads else ())
+            for shape in shapes_of(model.cache)
         }
 
 
-def _updated(
-    plans: dict[int, AttentionPlan], batch: Batch, *, decodes: bool = True, prompts: bool = True
-) -> dict[int, AttentionPlan]:
+def _updated(plans: Plans, batch: Batch, *, decodes: bool = True, prompts: bool = True) -> Plans:
     for plan in plans.values():
         plan.update(
             batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens, decodes=decodes, prompts=prompts

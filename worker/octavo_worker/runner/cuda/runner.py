@@ -12,10 +12,10 @@ from octavo_kernels import ops
 from octavo_kernels.attention.plan import chunk_tokens, few_queries, split_queries
 from octavo_kernels.cuda import reads_prefixes_once
 from octavo_kernels.step import StepInputs, carry, unpack_step
-from octavo_worker.contract.cache import common_shape, windows_of
+from octavo_worker.contract.cache import heads_per_kv, windows_of
 from octavo_worker.contract.step import Done, Launched, Masks, SharedReading, StepError, StepPlan
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.causal_model import CacheConfig, CausalModel, heads_per_kv
+from octavo_worker.model.causal_model import CacheConfig, CausalModel
 from octavo_worker.model.stage import Stage
 from octavo_worker.model.transfer import on_device
 from octavo_worker.runner.base import BaseRunner
@@ -87,15 +87,16 @@ class CudaRunner(BaseRunner):
         self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
         self._stream = torch.cuda.Stream(device)
         self._before: Slot | None = None  # of the step launched last
-        group = heads_per_kv(model)
+        groups, windowed = heads_per_kv(model.cache), any(windows_of(model.cache))
+        few = 0 if model.uniform else min(few_queries(group, windowed=windowed) for group in groups)
         self._shapes = StepShapes(
             max_running,
             tokens,
             samples=samples,
             prompts=bool(model.is_capturable),
             chunks=self._plans.chunks,
-            heads_per_kv=group,
-            few_queries=0 if model.uniform else few_queries(group, windowed=any(windows_of(model.cache))),
+            heads_per_kv=groups,
+            few_queries=few,
             block_size=cache.block_size,
             block_bytes=max(piece.nbytes for piece in self.layout.pieces if piece is not None),
         )
@@ -335,9 +336,9 @@ class CudaRunner(BaseRunner):
 def _shared_reading(model: CausalModel, block_size: int, cache_dtype: torch.dtype) -> SharedReading | None:
     """None if every layer has a sliding window, behind which blocks are given up, where the kernels read no groups, and
     where every sequence is computed as if it were alone."""
-    shape = common_shape(model.cache)
-    is_read = 0 in windows_of(model.cache) and reads_prefixes_once(model.dtype, cache_dtype, shape.key_dim)
-    if not is_read or model.uniform:
+    full = [spec for spec in model.cache if spec is not None and not spec.window]
+    read = [spec for spec in full if reads_prefixes_once(model.dtype, cache_dtype, spec.key_dim)]
+    if not read or model.uniform:
         return None
-    queries = split_queries(heads_per_kv(model))
-    return SharedReading(chunk_tokens() // block_size, SHARED_BYTES // shape.token_bytes, queries)
+    queries = min(split_queries(group) for group in heads_per_kv(read))
+    return SharedReading(chunk_tokens() // block_size, SHARED_BYTES // max(spec.token_bytes for spec in read), queries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -99,8 +100,8 @@ class StepShapes:
     """The shapes of the steps of one runner, of at most `sequences`, `samples` and `tokens`. The room for `chunks` only
     grows, and with it all prompt shapes change.
 
-    Sequences of up to `few_queries` are computed as decodes are. `block_bytes` are those of one layer. Without
-    `prompts` no step with prompts is padded.
+    Sequences of up to `few_queries` are computed as decodes are. In layers `heads_per_kv` query heads share keys and
+    values. `block_bytes` are those of one layer. Without `prompts` no step with prompts is padded.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class StepShapes:
         samples: int,
         prompts: bool,
         chunks: int,
-        heads_per_kv: int,
+        heads_per_kv: Sequence[int],
         few_queries: int,
         block_size: int,
         block_bytes: int,
@@ -140,12 +141,13 @@ class StepShapes:
         fit = bisect_left(tokens, step.tokens + padding)
         has_room = fit < len(tokens) and (tokens[fit] <= self._most_samples if drafts else fewest <= padded)
         is_padded = has_room and not step.is_scored and not is_staged
-        chunks = chunk_count(step.contexts, step.queries, self._heads_per_kv)
+        chunks = max(chunk_count(step.contexts, step.queries, group) for group in self._heads_per_kv)
         self._chunks = max(self._chunks, chunks + (padding if is_padded else 0))
         if is_padded:
             few = drafts and not step.is_shared and int(step.queries.max()) <= self._few_queries
             return PromptShape(padded, tokens[fit], self._chunks, drafts, few)
-        return RaggedShape(self._chunks, only_prompts(step.contexts, step.queries, self._heads_per_kv), is_staged)
+        prompts_only = all(only_prompts(step.contexts, step.queries, group) for group in self._heads_per_kv)
+        return RaggedShape(self._chunks, prompts_only, is_staged)
 
     def verifying(self, drafts: int) -> list[PromptShape]:
         """The shapes of the steps to come of decodes alone with up to `drafts` drafts each."""

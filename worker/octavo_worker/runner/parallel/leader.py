@@ -58,12 +58,15 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """Rank 0's decision on all ranks' memory, whose block ids are the same on each, and the handles of all ranks."""
+    """Rank 0's decision on all ranks' memory, whose ids of blocks and slots are the same on each, and the handles of
+    all ranks."""
 
     num_blocks: int
     num_host_blocks: int
     max_model_len: int
     handles: Sequence[bytes]
+    num_state_slots: int = 0
+    num_host_state_slots: int = 0
 
 
 class Leader:
@@ -89,7 +92,8 @@ class Leader:
 
     def begin(self, cache: CacheConfig, max_model_len: int) -> None:
         """Tell all ranks the size of the cache, and connect this one to them."""
-        sizes = Sizes(cache.num_blocks, cache.num_host_blocks, max_model_len, self._handles)
+        states = cache.num_state_slots, cache.num_host_state_slots
+        sizes = Sizes(cache.num_blocks, cache.num_host_blocks, max_model_len, self._handles, *states)
         self.ranks.send(msgspec.json.encode(sizes))
         self.group.connect(self._handles)
 

@@ -1,0 +1,1 @@
+"""Mixers that keep a state instead of keys and values."""
