@@ -147,7 +147,7 @@ bool takes(const DeltaArgs& a) {
 cudaError_t delta_step(const DeltaArgs& a, cudaStream_t stream) {
   Device device;
   if (const cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (!runs_hopper_code(device)) return cudaErrorInvalidValue;
+  if (device.major != 9) return cudaErrorInvalidValue;
   if (a.step.moves.sequences == 0) return cudaSuccess;
   return with_dtype(a.step.dtype, [&](auto tag) {
     using T = decltype(tag);

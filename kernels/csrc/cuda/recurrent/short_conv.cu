@@ -148,7 +148,7 @@ cudaError_t launch(const RecurrentArgs& a, cudaStream_t stream) {
 cudaError_t conv_step(const RecurrentArgs& a, cudaStream_t stream) {
   Device device;
   if (const cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (!runs_hopper_code(device)) return cudaErrorInvalidValue;
+  if (device.major != 9) return cudaErrorInvalidValue;
   if (a.moves.sequences == 0) return cudaSuccess;
   return with_dtype(a.dtype, [&](auto tag) {
     using T = decltype(tag);

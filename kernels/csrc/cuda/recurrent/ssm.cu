@@ -241,7 +241,7 @@ bool takes(const SsmArgs& a) {
 cudaError_t ssm_step(const SsmArgs& a, cudaStream_t stream) {
   Device device;
   if (const cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (!runs_hopper_code(device)) return cudaErrorInvalidValue;
+  if (device.major != 9) return cudaErrorInvalidValue;
   const int sequences = a.step.moves.sequences;
   if (sequences == 0) return cudaSuccess;
   const cudaError_t error = with_dtype(a.step.dtype, [&](auto tag) {
