@@ -49,6 +49,18 @@ _QWEN3_MOE = _QWEN3 | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+_QWEN3_5 = _QWEN3 | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 256,
+    "vocab_size": 248_320,
+    "max_position_embeddings": 32_768,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm-135m": _LLAMA
     | {
@@ -83,6 +95,41 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 50_304,
         "max_position_embeddings": 4096,
         "rope_theta": 10_000.0,
+    },
+    "qwen3.5-0.8b": _QWEN3_5
+    | {
+        "intermediate_size": 3584,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 24,
+        "linear_num_value_heads": 16,
+    },
+    "qwen3.5-4b": _QWEN3_5
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 32,
+        "linear_num_value_heads": 32,
+    },
+    "lfm2-1.2b": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "dtype": "bfloat16",
+        "hidden_size": 2048,
+        "block_ff_dim": 12_288,
+        "block_multiple_of": 256,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 16,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "conv_L_cache": 3,
+        "norm_eps": 1e-5,
+        "vocab_size": 65_536,
+        "max_position_embeddings": 128_000,
+        "rope_theta": 1e6,
+        "tie_embedding": True,
     },
     "llama-8b": _LLAMA
     | {

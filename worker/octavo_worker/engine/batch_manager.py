@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from octavo_worker.contract.messages import RequestResumed
@@ -24,6 +25,10 @@ class Admission(Enum):
     LATER = 2
     NEVER = 3
     EXPECTS = 4
+
+
+FORESEEN = 8
+"""Sequences that wait for which prompts keep states on their way."""
 
 
 class Room(NamedTuple):
@@ -230,6 +235,15 @@ class BatchManager:
             return True
         return self._policy.may_admit(gang, self.running, (spare + self.kv.swap_space) * capacity.block_size)
 
+    def foresee(self, step: StepInFlight) -> None:
+        """Let prompts of this step keep states for the first requests that wait: what these have in common with them
+        may be computed long before they are looked at."""
+        states = self.kv.states
+        if states is not None and step.has_prompts:
+            for sequence in islice(self.waiting, FORESEEN):
+                self.kv.digest(sequence)
+                states.foresee(sequence, self.running.prefilling, step)
+
     def _count_admission(self, sequence: Sequence) -> None:
         request, hit, counters = sequence.request, sequence.computed, self.kv.cache.counters
         if sequence.peak == 0 and not sequence.decodes:
@@ -259,7 +273,7 @@ class BatchManager:
 
     def _release_pins(self) -> bool:
         """Leave pinned prefixes to the cache, for the only request that runs. Whether that frees anything."""
-        return self.kv.release_pins()
+        return self.kv.pinned.release()
 
     def preempt(self, gang: list[Sequence], step: StepInFlight | None = None) -> None:
         """Take the memory of running sequences of one request and put them back to the front of their class."""
