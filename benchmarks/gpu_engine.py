@@ -34,7 +34,7 @@ from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, workload
 from octavo_worker.contract.files import model_folder
 
 TEMPERATURE = 1.0
-SETTINGS = ("device", "max_model_len", "gpu_memory", "swap_memory", "skew")
+SETTINGS = ("device", "max_model_len", "gpu_memory", "swap_memory", "skew", "experts")
 
 
 class Results:
@@ -170,6 +170,7 @@ def flags(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--gpu-memory", type=float, default=0.85, help="share of the GPU's memory for either engine")
     parser.add_argument("--swap-memory", type=float, default=0.0, help="GiB of CPU memory for octavo's preempted")
     parser.add_argument("--skew", type=float, default=0.0, help="0.5: experts are chosen about as Zipf says")
+    parser.add_argument("--experts", choices=["split", "whole"], default="split", help="what ranks have of mixtures")
     parser.add_argument("--limit", type=float, default=600, help="seconds of silence after which an engine is ended")
     parser.add_argument("--seconds", type=float, default=1e9, help="after so many, no engine and no workload is begun")
     parser.add_argument("--vllm-path", type=Path, help="a folder with vLLM and what it needs")

@@ -28,6 +28,7 @@ from kernel_rows.fused import fused_rows
 from kernel_rows.linear import gated_rows, linear_rows
 from kernel_rows.measuring import COPY, MATMUL, READ, Row
 from kernel_rows.prefill import prefill_rows
+from kernel_rows.recurrent import recurrent_rows
 from kernel_rows.sampling import sample_rows
 from kernel_rows.w8a8 import w8a8_rows, w8a8_tile_rows
 
@@ -51,6 +52,7 @@ def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
         "w8a8": w8a8_rows,
         "w8a8-tiles": w8a8_tile_rows,
         "experts": experts_rows,
+        "recurrent": recurrent_rows,
         "swap": swap_rows,
         "sample": sample_rows,
     }

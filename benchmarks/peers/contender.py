@@ -59,8 +59,8 @@ class Contender:
         folder = _stated(model, self.form) if self.form in STATED else model
         if not self.is_ours:
             settings = (folder, load_format, options.max_model_len, options.gpu_memory, options.family, self.ranks)
-            skew = str(options.skew)
-            return ["peers/vllm_engine.py", *map(str, settings), skew, *([self.form] if self.form == "fp8" else [])]
+            more = (options.skew, options.experts, *([self.form] if self.form == "fp8" else []))
+            return ["peers/vllm_engine.py", *map(str, settings + more)]
         chosen = ModelOptions(
             model=str(folder),
             load_format=load_format,
@@ -70,6 +70,7 @@ class Contender:
             host_cache_bytes=round(options.swap_memory * 2**30),
             quantization=self.form if self.form in ("fp8", "int8") else "auto",
             tensor_parallel=self.ranks,
+            experts=options.experts if self.ranks > 1 else "auto",
         )
         return ["peers/octavo_engine.py", chosen.to_json(), options.family, str(temperature), str(options.skew)]
 

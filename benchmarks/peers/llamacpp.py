@@ -38,12 +38,32 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
+ARCHITECTURES = {"qwen3_moe": "qwen3moe"}
+EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def gguf_name(name: str) -> str:
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
     return f"blk.{layer[1]}.{NAMES[layer[2]]}.weight" if layer else NAMES[name]
+
+
+class Stacks:
+    """Matrices of experts, a file a matrix, gathered into one tensor a layer and kind."""
+
+    def __init__(self, experts: int) -> None:
+        self._experts = experts
+        self._found: dict[tuple[str, str], dict[int, torch.Tensor]] = {}
+
+    def complete(self, layer: str, expert: int, kind: str, matrix: torch.Tensor) -> torch.Tensor | None:
+        """All of them once the last one is there."""
+        found = self._found.setdefault((layer, kind), {})
+        found[expert] = matrix
+        if len(found) < self._experts:
+            return None
+        del self._found[layer, kind]
+        return torch.stack([found[number] for number in range(self._experts)])
 
 
 def convert(folder: Path) -> Path:
@@ -52,34 +72,52 @@ def convert(folder: Path) -> Path:
         return target
     config = json.loads((folder / "config.json").read_text())
     rope = config.get("rope_parameters") or config
-    writer = gguf.GGUFWriter(target, config["model_type"])
+    writer = gguf.GGUFWriter(target, ARCHITECTURES.get(config["model_type"], config["model_type"]))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
+    experts = config.get("num_experts", config.get("num_local_experts", 0))  # by version of transformers
+    stacks = Stacks(experts)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
-                tensor = tensors.get_tensor(name)
-                if tensor.ndim == 1:
-                    writer.add_tensor(gguf_name(name), tensor.float().numpy())
-                else:
-                    raw = tensor.contiguous().view(torch.uint8).numpy()
-                    writer.add_tensor(gguf_name(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+                add(writer, stacks, name, tensors.get_tensor(name))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def add(writer: gguf.GGUFWriter, stacks: Stacks, name: str, tensor: torch.Tensor) -> None:
+    if expert := EXPERT.fullmatch(name):
+        layer, number, kind = expert.groups()
+        tensor = stacks.complete(layer, int(number), kind, tensor)
+        if tensor is None:
+            return
+        target = f"blk.{layer}.ffn_{kind}_exps.weight"
+    else:
+        target = gguf_name(name)
+    if tensor.ndim == 1 or target.endswith("ffn_gate_inp.weight"):
+        writer.add_tensor(target, tensor.float().numpy())
+    else:
+        raw = tensor.contiguous().view(torch.uint8).numpy()
+        writer.add_tensor(target, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
 
 
 def quantise(path: Path, kind: str) -> Path:

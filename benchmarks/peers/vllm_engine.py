@@ -1,7 +1,8 @@
 """vLLM in this process, as it is set up by default.
 
-usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY RANKS SKEW [fp8]
+usage: vllm_engine.py MODEL_DIR LOAD_FORMAT CONTEXT MEMORY FAMILY RANKS SKEW EXPERTS [fp8]
 
+`EXPERTS`: of a mixture ranks have a part of each expert (`split`, vLLM's default), or some experts each (`whole`).
 `fp8`: vLLM makes eight bits of the weights while it loads, with a scale for each matrix.
 
 CUDA graphs, compilation and chunked prefill are as vLLM chooses them; its prefix cache is emptied before every run, as
@@ -49,7 +50,7 @@ def about(ranks: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    model, load_format, context, memory, family, ranks, skew, *form = sys.argv[1:]
+    model, load_format, context, memory, family, ranks, skew, experts, *form = sys.argv[1:]
     llm = vllm.LLM(
         model=model,
         load_format=load_format,
@@ -61,6 +62,7 @@ def main() -> None:
         disable_log_stats=True,
         quantization="fp8_per_tensor" if form else None,
         tensor_parallel_size=int(ranks),
+        enable_expert_parallel=experts == "whole",
     )
     if load_format == "dummy":
         llm.apply_model(partial(draw_weights, skew=float(skew)))

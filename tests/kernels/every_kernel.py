@@ -15,6 +15,7 @@ import torch
 from coded_weights import FORMS, random_weight
 from exchange_alone import exchange
 from experts_alone import experts
+from recurrent_alone import recurrent
 from step_words import step_message
 from torch import Tensor
 
@@ -368,6 +369,7 @@ PIECES: dict[str, Callable[[], None]] = {
         coded_wide,
         w8a8_products,
         experts,
+        recurrent,
         sample,
         inputs,
         exchange,

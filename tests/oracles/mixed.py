@@ -127,11 +127,16 @@ MIXED: dict[str, PreTrainedConfig] = {
         expert_selection_fn="sigmoid", num_shared_experts=2, shared_expert_combination_strategy="sum",
     ),
     "gpt_oss": GptOssConfig(**COMMON, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24),
-    "gpt_oss-clamped": GptOssConfig(
-        **COMMON, head_dim=16, **LOCAL, sliding_window=24, swiglu_limit=0.7,
-        rope_parameters={"rope_type": "default", "rope_theta": 900.0},
-    ),
 }  # fmt: skip
+if hasattr(GptOssConfig(), "swiglu_limit"):  # transformers 5.17 clamps at 7 whatever is stated
+    MIXED["gpt_oss-clamped"] = GptOssConfig(
+        **COMMON,
+        head_dim=16,
+        **LOCAL,
+        sliding_window=24,
+        swiglu_limit=0.7,
+        rope_parameters={"rope_type": "default", "rope_theta": 900.0},
+    )
 if hasattr(transformers, "SarvamMoEConfig"):  # not in 5.17, the oldest that is supported
     MIXED |= {
         "sarvam_moe": transformers.SarvamMoEConfig(**COMMON, **GROUPED, head_dim=16, first_k_dense_replace=1),

@@ -12,10 +12,12 @@ from transformers import AutoModelForCausalLM, GptOssConfig, PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 VOCAB, EXPERTS = 97, 4
+CLAMPED = {"swiglu_limit": 0.7} if hasattr(GptOssConfig(), "swiglu_limit") else {}
+"""transformers 5.17, the oldest that is supported, clamps at 7 whatever is stated."""
 CONFIG = GptOssConfig(
     vocab_size=VOCAB, hidden_size=128, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
     num_key_value_heads=2, head_dim=32, num_local_experts=EXPERTS, num_experts_per_tok=2, sliding_window=24,
-    swiglu_limit=0.7, max_position_embeddings=256, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    **CLAMPED, max_position_embeddings=256, pad_token_id=None, bos_token_id=None, eos_token_id=None,
 )  # fmt: skip
 """Rows and depth of the first matrix are alike: the family says which way round it lies in 16 bits, codes lie the
 other way."""

@@ -283,6 +283,7 @@ PYBIND11_MODULE(_cuda, m) {
   define_products(m);
 #if OCTAVO_HOPPER
   define_experts(m);
+  define_recurrent(m);
 #endif
   define_exchange(m);
 #endif

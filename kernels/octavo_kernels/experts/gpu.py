@@ -16,9 +16,9 @@ from octavo_kernels.products.activation import Gate, code_of
 
 COUNTERS = 128
 """Zeros that routing needs, as `kCounters` in csrc/cuda/experts/args.h."""
-FEW_ROWS = 16
+FEW_ROWS = 3
 """Rows of a step up to which units of the matrices flow through all blocks; more are cut into tiles of an expert's
-rows. The kernels for a few take up to 64."""
+rows, which is faster from 4 rows on. The kernels for a few take up to 64."""
 MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32
 
 

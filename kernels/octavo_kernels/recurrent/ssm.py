@@ -63,9 +63,12 @@ def ssm_step(
     tensors |= {
         "matrices": states.matrices, "norm": norm.weight, "rates": rates, "dt_bias": dt_bias, "skip": skip, "out": out,
     }  # fmt: skip
-    check_devices(tensors)
+    device = check_devices(tensors)
+    # A GPU's norm is a launch of its own, and finds the recurrence's outputs there.
+    room = () if device.type == "cpu" else (torch.empty(len(x), inner, dtype=torch.float32, device=device),)
     run(
         "ssm_step", tensors, *common, matrices_at(states.matrices), norm_at(norm), rows_at(out),
         (groups, heads, size, head_dim), address(rates), address(dt_bias), address(skip), dt_limit,
+        *map(address, room),
     )  # fmt: skip
     return out

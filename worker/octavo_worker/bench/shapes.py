@@ -49,6 +49,18 @@ _QWEN3_MOE = _QWEN3 | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+_QWEN3_5 = _QWEN3 | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 256,
+    "vocab_size": 248_320,
+    "max_position_embeddings": 32_768,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm-135m": _LLAMA
     | {
@@ -66,6 +78,59 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _QWEN3,
     "qwen3-30b-a3b": _QWEN3_MOE | {"num_hidden_layers": 48},
     "qwen3-30b-a3b-24": _QWEN3_MOE | {"num_hidden_layers": 24},
+    "qwen3-30b-a3b-8": _QWEN3_MOE | {"num_hidden_layers": 8},
+    "qwen3-30b-a3b-3": _QWEN3_MOE | {"num_hidden_layers": 3},
+    "olmoe-1b-7b-4": {k: v for k, v in _LLAMA.items() if k != "mlp_bias"}
+    | {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_hidden_layers": 4,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "vocab_size": 50_304,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10_000.0,
+    },
+    "qwen3.5-0.8b": _QWEN3_5
+    | {
+        "intermediate_size": 3584,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 24,
+        "linear_num_value_heads": 16,
+    },
+    "qwen3.5-4b": _QWEN3_5
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 32,
+        "linear_num_value_heads": 32,
+    },
+    "lfm2-1.2b": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "dtype": "bfloat16",
+        "hidden_size": 2048,
+        "block_ff_dim": 12_288,
+        "block_multiple_of": 256,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 16,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "conv_L_cache": 3,
+        "norm_eps": 1e-5,
+        "vocab_size": 65_536,
+        "max_position_embeddings": 128_000,
+        "rope_theta": 1e6,
+        "tie_embedding": True,
+    },
     "llama-8b": _LLAMA
     | {
         "hidden_size": 4096,

@@ -144,6 +144,7 @@ struct FewBlock {
     for (int i = 0; i < kWindows; ++i) loaded |= low[i].x | high[i].x;
     const uint32_t nothing = gridDim.y - 1;
     const uint32_t barrier = empty() + 8 * __any_sync(kAll, (loaded & nothing) != 0);
+    __syncwarp();  // all lanes' loads stand before the arrival of one
     if (lane == 0) barrier_arrive_once(barrier);
   }
 

@@ -92,6 +92,7 @@ inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
 }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __int2float_rn(int x) { return float(x); }
 inline int __float2int_rn(float x) { return int(std::nearbyint(x)); }

@@ -257,7 +257,7 @@ def _gpt_oss(config: ModelConfig) -> MixtureMlp:
         Routing(config.num_local_experts, config.num_experts_per_tok, "chosen softmax"),
         router_bias=True,
         biased=True,
-        clamped=config.swiglu_limit,
+        clamped=getattr(config, "swiglu_limit", 7.0),  # transformers 5.17 has no other
     )
 
 

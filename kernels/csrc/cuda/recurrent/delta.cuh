@@ -1,0 +1,76 @@
+// How the gated delta rule is cut into blocks, and what these have in shared memory.
+#pragma once
+
+#include "recurrent/recurrence.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kTaps = 4, kHead = 128;              // values of a head: columns of its matrix
+constexpr int kKey = kRows / 32;                   // values of a key that a lane makes
+constexpr int kPortable = 8, kMostBlocks = 16;     // of a cluster, on any chip that has them and on Hopper
+constexpr int kTaken = 1;                          // barrier: the weights are there
+constexpr float kLeastSquares = 1e-6f;             // added to the squares of q and k
+constexpr float kRootOfRows = 0.08838834764831845f;  // 1 / sqrt(kRows)
+
+// How a head is cut: blocks that share it, columns of a lane, warps that make inputs and norms, tokens of a stage that each of
+// these has, and blocks of a multiprocessor.
+template <int parts, int wide, int helpers, int pair, int blocks>
+struct Cut {
+  static constexpr int kParts = parts, kWide = wide, kHelpers = helpers, kPair = pair, kBlocks = blocks;
+  static constexpr int kTokens = kHelpers * kPair;  // of a stage
+  static constexpr int kColumns = kHead / kParts;
+  static constexpr int kOwn = kColumns / 32;  // of the norm, that a lane has
+  static constexpr int kWeights = 2 * kRows + kColumns;
+  static constexpr int kAdvancers = kColumns / (kLaneColumns * kWide);
+  static constexpr int kThreads = 32 * (kHelpers + kAdvancers);
+  // Registers enough to keep a key until the state has it, and inputs from one stage to the next.
+  static constexpr bool kHolds = kThreads * kBlocks <= 512;
+};
+
+template <class C>
+struct Stage {
+  float4 gates[C::kTokens];  // decay, beta, k . q
+  float k[C::kTokens][kRows], q[C::kTokens][kRows];
+  float v[C::kTokens][C::kColumns], o[C::kTokens][C::kColumns];
+};
+template <class C>
+struct Shared {
+  Stage<C> stages[2];
+  float weights[kTaps + 1][C::kWeights];  // of the convolution: q, k, v; the bias at the end
+  float norm[C::kColumns], rate, dt_bias;
+  float squares[2][C::kTokens][4];        // of each part of the head
+  Handover handover;
+  uint64_t told[2][C::kHelpers];
+};
+
+#if OCTAVO_CLUSTERS
+
+// A block's place in the launch.
+template <class C>
+struct Place {
+  int sequence, key_head, head, part, rank;
+
+  __device__ Place(const DeltaArgs& a) {
+    const int sharing = a.heads / a.key_heads, cluster = sharing * C::kParts;
+    rank = blockIdx.x % cluster, part = rank % C::kParts;
+    key_head = blockIdx.x / cluster % a.key_heads, sequence = blockIdx.x / (cluster * a.key_heads);
+    head = key_head * sharing + rank / C::kParts;
+  }
+};
+
+// Where a head's values of a row begin.
+struct Channels {
+  int q, k, v, z, b, a;
+
+  __device__ Channels(const DeltaArgs& d, int key_head, int head) {
+    const int keys = d.key_heads * kRows, values = d.heads * kHead;
+    q = key_head * kRows, k = keys + q, v = 2 * keys + head * kHead, z = v + values;
+    b = 2 * keys + 2 * values + head, a = b + d.heads;
+  }
+};
+
+#endif
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,197 @@
+// What recurrent layers have in common: a sequence's rows and slots, its convolution, columns of a state in registers, and gates.
+// Sums have one order, whatever a launch is cut into: nothing here is left to the compiler to contract.
+#pragma once
+
+#include "device/meetings.cuh"
+#include "recurrent/args.h"
+
+namespace octavo {
+
+constexpr int kRows = 128;           // of a state: a key's values
+constexpr int kLanes = 4;            // that share a column, each with every fourth four of its rows
+constexpr int kHeld = kRows / kLanes;
+constexpr int kLaneColumns = 32 / kLanes;
+
+// Where four neighbouring elements of a row, a slot or a vector can be loaded at once.
+template <class T>
+inline bool in_words(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % (4 * sizeof(T)) == 0 && stride % 4 == 0;
+}
+
+// Stages of inputs, of which warps make one while others use the one before: told by the lane that comes last of a warp.
+struct Handover {
+  uint64_t made[2], used[2];
+#if OCTAVO_CLUSTERS
+  __device__ void set_up(int makers, int users) {
+    for (int i = 0; i < 2; ++i) barrier_init(shared_address(&made[i]), makers), barrier_init(shared_address(&used[i]), users);
+  }
+  __device__ static void tell(uint64_t (&what)[2], int stage) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive_once(shared_address(&what[stage % 2]));
+  }
+  __device__ static void wait_for(uint64_t (&what)[2], int stage) {
+    barrier_wait(shared_address(&what[stage % 2]), stage / 2 & 1);
+  }
+#endif
+};
+
+// x / (1 + exp(-x)), within a few units in the last place.
+__device__ inline float silu_of(float x) { return __fmul_rn(x, fast_inverse(__fadd_rn(1.0f, fast_exp2(__fmul_rn(-kLog2e, x))))); }
+__device__ inline float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+__device__ inline float inverse_root(float x) { return rsqrtf(x); }
+
+// A sequence of a step.
+struct Sequence {
+  int begin, tokens, read, write, keep, keeps;
+
+  __device__ Sequence(const Moves& m, int s)
+      : begin(m.query_start[s]), tokens(m.query_start[s + 1] - begin), read(m.read[s]), write(m.write[s]), keep(m.keep_start[s]),
+        keeps(m.keep_start[s + 1]) {}
+};
+
+// Consecutive elements that another kernel has written.
+template <class T, int N>
+__device__ inline Elements<T, N> load_fresh(const T* from) {
+  constexpr int kBytes = N * sizeof(T);
+  using Word = std::conditional_t<
+      kBytes == 2, unsigned short,
+      std::conditional_t<kBytes == 4, unsigned, std::conditional_t<kBytes == 8, uint2, uint4>>>;
+  static_assert(sizeof(Word) == kBytes);
+  const Word word = __ldcg(reinterpret_cast<const Word*>(from));
+  return reinterpret_cast<const Elements<T, N>&>(word);
+}
+template <class T, int N>
+__device__ inline Elements<T, N> no_elements() {
+  Elements<T, N> none;
+#pragma unroll
+  for (int i = 0; i < N; ++i) none.at[i] = from_float<T>(0.0f);
+  return none;
+}
+
+// A sequence's inputs of the convolution: those of earlier steps lie in its slot, the last `taps - 1` of them.
+template <class T>
+struct Line {
+  const T *rows, *before;  // before: null for zeros
+  int stride, earlier, channels;
+
+  __device__ Line(const RecurrentArgs& a, const Sequence& s, int first_channel)
+      : rows(static_cast<const T*>(a.x) + int64_t(s.begin) * a.x_stride + first_channel),
+        before(s.read ? static_cast<const T*>(a.columns.data) + s.read * a.columns.stride : nullptr), stride(int(a.x_stride)),
+        earlier(a.convolution.taps - 1), channels(a.convolution.channels) {}
+  // Of the step's token t, or of one before it.
+  template <int N>
+  __device__ Elements<T, N> at(int t, int channel) const {
+    if (t >= 0) return load_fresh<T, N>(rows + int64_t(t) * stride + channel);
+    return before ? load_fresh<T, N>(before + (earlier + t) * channels + channel) : no_elements<T, N>();
+  }
+  // The inputs of N channels that the sequence leaves behind after `tokens` of the step's, the oldest first.
+  template <int N, int kEarlier>
+  __device__ void take(int tokens, int channel, Elements<T, N> (&latest)[kEarlier]) const {
+#pragma unroll
+    for (int j = 0; j < kEarlier; ++j) latest[j] = at<N>(tokens - kEarlier + j, channel);
+  }
+};
+
+// A tap's weights of N neighbouring channels, or their bias, as floats.
+template <class T, int N>
+__device__ inline void widen_weights(const void* from, int channel, float* to) {
+  const Elements<T, N> weights = load_fresh<T, N>(static_cast<const T*>(from) + channel);
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = to_float(weights.at[i]);
+}
+// SiLU of the convolutions of N neighbouring channels that end with each of kLines inputs behind the first kTaps - 1. A tap's
+// weights lie `width` floats behind those of the tap before, and the bias behind the last.
+template <int kTaps, int kLines, class T, int N>
+__device__ inline void convolve(const Elements<T, N> (&line)[kTaps + kLines - 1], const float* weights, int width, bool biased,
+                                float (&out)[kLines][N]) {
+#pragma unroll
+  for (int j = 0; j < kTaps; ++j) {
+    const auto weight = *reinterpret_cast<const Elements<float, N>*>(weights + j * width);
+#pragma unroll
+    for (int l = 0; l < kLines; ++l)
+#pragma unroll
+      for (int i = 0; i < N; ++i) out[l][i] = __fmaf_rn(weight.at[i], to_float(line[l + j].at[i]), j == 0 ? 0.0f : out[l][i]);
+  }
+  if (biased) {
+    const auto bias = *reinterpret_cast<const Elements<float, N>*>(weights + kTaps * width);
+#pragma unroll
+    for (int l = 0; l < kLines; ++l)
+#pragma unroll
+      for (int i = 0; i < N; ++i) out[l][i] = __fadd_rn(out[l][i], bias.at[i]);
+  }
+#pragma unroll
+  for (int l = 0; l < kLines; ++l)
+#pragma unroll
+    for (int i = 0; i < N; ++i) out[l][i] = silu_of(out[l][i]);
+}
+
+// Puts what `Line::take` took into a slot.
+template <class T, int N, int kEarlier>
+__device__ inline void put_columns(const RecurrentArgs& a, int slot, int channel, const Elements<T, N> (&latest)[kEarlier]) {
+  T* to = static_cast<T*>(a.columns.data) + slot * a.columns.stride + channel;
+#pragma unroll
+  for (int j = 0; j < kEarlier; ++j) *reinterpret_cast<Elements<T, N>*>(to + j * a.convolution.channels) = latest[j];
+}
+
+// Neighbours in pairs, then pairs of those: over a lane's values, and then over lanes.
+template <int N>
+__device__ inline float sum_in_pairs(const float (&x)[N]) {
+  float part[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) part[i] = x[i];
+#pragma unroll
+  for (int step = 1; step < N; step *= 2)
+#pragma unroll
+    for (int i = 0; i < N; i += 2 * step) part[i] = __fadd_rn(part[i], part[i + step]);
+  float sum = part[0];
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, step));
+  return sum;
+}
+
+// kWide columns of a head's matrix [kRows][columns], of which a lane has the rows 16 j + 4 p + e: p is its place among four.
+template <int kWide>
+struct State {
+  float at[kWide][kHeld];
+
+  __device__ static int row(int place, int i) { return i / 4 * 16 + place * 4 + i % 4; }
+  __device__ void load(const float* from, int columns, int place) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const Elements<float, kWide> got = from ? load_fresh<float, kWide>(from + row(place, i) * columns) : no_elements<float, kWide>();
+#pragma unroll
+      for (int w = 0; w < kWide; ++w) at[w][i] = got.at[w];
+    }
+  }
+  __device__ void store(float* to, int columns, int place) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      Elements<float, kWide> put;
+#pragma unroll
+      for (int w = 0; w < kWide; ++w) put.at[w] = at[w][i];
+      *reinterpret_cast<Elements<float, kWide>*>(to + row(place, i) * columns) = put;
+    }
+  }
+};
+// Keeps of a sequence, in the order of its tokens.
+struct Keeps {
+  const Moves& moves;
+  int keep, end, next;  // after how many tokens; 0: never again
+
+  __device__ Keeps(const Moves& m, const Sequence& s) : moves(m), keep(s.keep), end(s.keeps) { look(); }
+  __device__ void look() { next = keep < end ? moves.keep_after[keep] : 0; }
+  // Slots that get the state after this many tokens.
+  template <class F>
+  __device__ void at(int tokens, F&& store) {
+    for (; next == tokens; ++keep, look())
+      if (const int slot = moves.keep_slot[keep]) store(slot);
+  }
+};
+
+// The sum over a column of what its four lanes have.
+__device__ inline float column_sum(float x) {
+  x = __fadd_rn(x, __shfl_xor_sync(~0u, x, kLaneColumns));
+  return __fadd_rn(x, __shfl_xor_sync(~0u, x, 2 * kLaneColumns));
+}
+
+}  // namespace octavo

@@ -1,0 +1,76 @@
+"""Every launch of recurrent layers, for `every_kernel.py`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import cuda, ops
+from octavo_kernels.ops import Convolution, GatedNorm, LayerStates, Moves
+from octavo_kernels.recurrent import delta
+
+LENGTHS, SLOTS = (1, 0, 19, 2), 8
+"""Rows of sequences: in place, empty, from zeros with a keep, from one slot to another."""
+
+
+def data(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape).to(dtype).cuda()
+
+
+def words(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32).cuda()
+
+
+def moves() -> Moves:
+    return Moves(words(0, 1, 1, 20, 22), words(1, 2, 0, 3), words(1, 4, 5, 6), words(0, 0, 0, 1, 1), words(9), words(7))
+
+
+def states(channels: int, taps: int, dtype: torch.dtype, *matrix: int) -> LayerStates:
+    return LayerStates(data(SLOTS, *matrix) if matrix else None, data(SLOTS, taps - 1, channels, dtype=dtype))
+
+
+def recurrent() -> None:
+    """All that a launch is cut into, in all types."""
+    if not cuda.runs_hopper_code(torch.device("cuda")):
+        return
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for cut in range(5):
+            delta_steps(2, 4, dtype, cut)
+        for norm in (512, 128):
+            ssm_steps(2, 8, dtype, norm)
+        ssm_steps(1, 132, dtype, 132 * 64)
+        conv_steps(520, dtype)
+
+
+def delta_steps(key_heads: int, heads: int, dtype: torch.dtype, cut: int) -> None:
+    values, channels, usual = heads * 128, (2 * key_heads + heads) * 128, delta.run
+
+    def run(_: str, tensors: dict[str, Tensor | None], *arguments: object) -> None:
+        cuda.run("delta_step_cut", torch.device("cuda", torch.cuda.current_device()), *arguments, cut)
+
+    if cut:
+        delta.run = run
+    ops.delta_step(
+        data(sum(LENGTHS), channels + values + 2 * heads, dtype=dtype), states(channels, 4, dtype, heads, 128, 128),
+        moves(), Convolution(data(4, channels, dtype=dtype), data(channels, dtype=dtype)),
+        GatedNorm(data(values).abs(), 128), key_heads=key_heads, rates=-data(heads).abs(), dt_bias=data(heads),
+    )  # fmt: skip
+    delta.run = usual
+
+
+def ssm_steps(groups: int, heads: int, dtype: torch.dtype, group: int) -> None:
+    inner, channels = heads * 64, heads * 64 + 2 * groups * 128
+    ops.ssm_step(
+        data(sum(LENGTHS), inner + channels + heads, dtype=dtype), states(channels, 4, dtype, heads, 128, 64), moves(),
+        Convolution(data(4, channels, dtype=dtype), data(channels, dtype=dtype)),
+        GatedNorm(data(inner).abs(), group, gate_first=group > 128), groups=groups, rates=-data(heads).abs(),
+        dt_bias=data(heads), skip=data(heads),
+    )  # fmt: skip
+
+
+def conv_steps(channels: int, dtype: torch.dtype) -> None:
+    for taps in (2, 3, 4):
+        ops.conv_step(
+            data(sum(LENGTHS), 3 * channels, dtype=dtype), states(channels, taps, dtype), moves(),
+            Convolution(data(taps, channels, dtype=dtype), data(channels, dtype=dtype)),
+        )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Recurrent layers on a GPU: against float64, bit for bit under any cut, alone as in a batch, in graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recurrent_layers import Layer, Part, delta_layer, moves_of, same
+from torch import Tensor
+
+from octavo_kernels import cuda
+from octavo_kernels.recurrent import delta
+
+from . import recurrent_blocks as blocks
+from .recurrent_blocks import BLOCK_LAYERS, with_step
+
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
+
+CUTS = (1, 2, 3, 4)
+SHAPES = {"9B": (16, 32), "2B": (16, 16), "27B": (16, 48)}
+PARTS = [Part(5, 1, 1), Part(70, write=3, keeps=[(2, 5), (64, 6), (70, 7)]), Part(1, 2, 4), Part(2, 9, 8, [(1, 10)])]
+
+
+def on_gpu(layer: Layer) -> Layer:
+    return with_step(layer, layer.step.func, "cuda")  # type: ignore[attr-defined]
+
+
+@pytest.fixture(params=BLOCK_LAYERS)
+def layer(request: pytest.FixtureRequest) -> Layer:
+    return on_gpu(BLOCK_LAYERS[request.param](dtype=torch.bfloat16))
+
+
+@pytest.fixture(params=CUTS)
+def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How the delta rule is cut into blocks."""
+    use_cut(monkeypatch, request.param)
+    return int(request.param)
+
+
+def use_cut(monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
+    def run(_: str, tensors: dict[str, Tensor], *arguments: object) -> None:
+        cuda.run("delta_step_cut", tensors["x"].device, *arguments, cut)
+
+    monkeypatch.setattr(delta, "run", run)
+
+
+@pytest.mark.parametrize("dtype", blocks.TOLERANCE)
+@pytest.mark.parametrize("kind", BLOCK_LAYERS)
+def test_outputs_and_states_are_those_of_the_reference(kind, dtype):
+    blocks.assert_reference(on_gpu(BLOCK_LAYERS[kind](dtype=dtype)), PARTS, "cuda")
+
+
+def test_no_cut_into_steps_shows(layer):
+    blocks.assert_no_cut_shows(layer, 300, [1, 2, 5, 13, 100, 164, 299], "cuda")
+
+
+def test_what_is_kept_is_what_a_shorter_step_leaves(layer):
+    blocks.assert_keeps_are_shorter_steps(layer, 100, [1, 2, 3, 8, 64, 99, 100], "cuda")
+
+
+def test_rows_alone_are_those_of_a_batch(layer):
+    blocks.assert_alone_is_in_a_batch(layer, [1, 6, 10, 2, 1, 150, 17], "cuda")
+
+
+def test_padding_touches_nothing(layer):
+    blocks.assert_padding_touches_nothing(layer, "cuda")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_delta_rule_of_models_is_that_of_the_reference(shape):
+    blocks.assert_reference(on_gpu(delta_layer(*SHAPES[shape], 128, 128, dtype=torch.bfloat16)), PARTS, "cuda")
+
+
+@pytest.mark.parametrize("dtype", blocks.TOLERANCE)
+def test_the_delta_rule_in_any_blocks_is_that_of_the_reference(cut, dtype):
+    blocks.assert_reference(on_gpu(delta_layer(2, 4, 128, 128, dtype=dtype)), PARTS, "cuda")
+
+
+def test_no_cut_shows_in_any_blocks_of_the_delta_rule(cut):
+    layer = on_gpu(delta_layer(16, 32, 128, 128, dtype=torch.bfloat16))
+    blocks.assert_no_cut_shows(layer, 1000, [1, 2, 3, 4, 17, 600, 999], "cuda")
+
+
+def test_blocks_of_the_delta_rule_change_no_bit(monkeypatch):
+    layer, made = on_gpu(delta_layer(16, 32, 128, 128, dtype=torch.bfloat16)), []
+    for cut in CUTS:
+        use_cut(monkeypatch, cut)
+        states = blocks.begun(layer, "cuda", (1,))
+        out = blocks.step(layer, layer.rows(240).cuda(), states, [Part(200, 1, 2), Part(1, 1, 3), Part(39, 1, 4)])
+        made.append((out, states.columns[1:5], states.matrices[1:5]))
+    for other in made[1:]:
+        assert all(torch.equal(*pair) for pair in zip(made[0], other, strict=True))
+
+
+def test_many_sequences_in_place_are_the_same_every_time(layer):
+    """Blocks that share columns of the convolution come in any order."""
+    lengths = [1, 2, 3, 1] * 5
+    x, first = layer.rows(sum(lengths)).cuda(), None
+    for _ in range(20):
+        states = blocks.begun(layer, "cuda", range(1, 21))
+        out = blocks.step(layer, x, states, [Part(n, s + 1, s + 1) for s, n in enumerate(lengths)])
+        now = (out, states.columns[1:21].clone())
+        first = first or now
+        assert all(torch.equal(*pair) for pair in zip(first, now, strict=True))
+
+
+def test_a_graph_takes_other_slots_and_padding(layer):
+    """Its words are those of the replay; what is padding touches no slot."""
+    x, eager = layer.rows(6).cuda(), blocks.begun(layer, "cuda", (1, 2, 3))
+    static, moves = torch.zeros_like(x), moves_of([Part(1)] * 6, "cuda")
+    states = blocks.begun(layer, "cuda", (1, 2, 3))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows = static * 1  # states must be older than the kernel in front of the layer
+        out = layer.step(rows, states, moves)
+    for parts in ([Part(1, 1, 1), Part(1, 2, 4)], [Part(1, 3, 3), Part(1, 4, 4), Part(1, 1, 5)]):
+        wanted = blocks.step(layer, x[: len(parts)], eager, parts)
+        padded = moves_of([*parts, *[Part(1)] * (6 - len(parts))], "cuda")
+        for place, words in zip(moves, padded, strict=True):
+            place.copy_(words)
+        static.copy_(x)
+        graph.replay()
+        assert torch.equal(out[: len(parts)], wanted)
+    assert all(same(states, slot, eager, slot) for slot in range(1, 6))
+    assert states.columns[6:].isnan().all()
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 64, 128), (1, 2, 128, 64), (1, 2, 16, 24)])
+def test_sizes_of_the_delta_rule_that_no_kernel_takes_are_refused(sizes):
+    layer = on_gpu(delta_layer(*sizes))
+    with pytest.raises(ValueError, match="no GPU kernel for these types and sizes"):
+        layer.step(layer.rows(1).cuda(), blocks.states_of(layer, "cuda"), moves_of([Part(1)], "cuda"))
+
+
+def test_a_long_prompt_stays_close_to_float64():
+    layer = delta_layer(1, 2, 128, 128, dtype=torch.float32)
+    layer.step.keywords["rates"].mul_(0.01)  # type: ignore[attr-defined]
+    x, states = layer.rows(2000), blocks.states_of(layer, "cuda")
+    out = blocks.step(on_gpu(layer), x.cuda(), states, [Part(2000, write=1)])
+    exact = blocks.states_of(layer, matrix_dtype=torch.float64)
+    wanted = layer.plain(x, exact, moves_of([Part(2000, write=1)]))
+    torch.testing.assert_close(out.cpu(), wanted, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,94 @@
+"""The source of the GPU kernels for recurrent layers, run on the CPU with threads and copies in a random order.
+
+What this shows: the arithmetic, that no cut and no launch shows in a bit, that nothing is read before it is there or
+after it is gone, and that no thread waits for ever. What it does not: speed, and orders that only memory of a GPU can
+show. test_cuda_recurrent.py runs them on one.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recurrent_layers import Layer, Part, delta_layer, moves_of
+
+from . import recurrent_blocks as blocks
+from .emulated_recurrent import EmulatedRecurrent
+from .recurrent_blocks import BLOCK_LAYERS, with_step
+
+pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
+
+CUTS = (1, 2, 3, 4)
+PARTS = [Part(5, 1, 1), Part(11, write=3, keeps=[(2, 5), (9, 6), (11, 7)]), Part(1, 2, 4), Part(2, 9, 8, [(1, 10)])]
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedRecurrent:
+    return EmulatedRecurrent(tmp_path_factory.mktemp("recurrent"))
+
+
+@pytest.fixture(params=BLOCK_LAYERS)
+def layer(request: pytest.FixtureRequest, emulated: EmulatedRecurrent) -> Layer:
+    emulated.set_up(4, 7)
+    made = BLOCK_LAYERS[request.param](dtype=torch.bfloat16)
+    return with_step(made, emulated.step_of(request.param))
+
+
+def delta(emulated: EmulatedRecurrent, cut: int, seed: int, *sizes: int, dtype: torch.dtype = torch.bfloat16) -> Layer:
+    emulated.set_up(4, seed)
+    return with_step(delta_layer(*sizes or (1, 2), 128, 128, dtype=dtype), emulated.delta_step, cut=cut)
+
+
+@pytest.mark.parametrize("dtype", blocks.TOLERANCE)
+@pytest.mark.parametrize("kind", BLOCK_LAYERS)
+def test_outputs_and_states_are_those_of_the_reference(emulated, kind, dtype):
+    emulated.set_up(4, 3)
+    blocks.assert_reference(with_step(BLOCK_LAYERS[kind](dtype=dtype), emulated.step_of(kind)), PARTS)
+
+
+def test_no_cut_into_steps_shows(layer):
+    blocks.assert_no_cut_shows(layer, 21, [1, 2, 5, 13])
+
+
+def test_what_is_kept_is_what_a_shorter_step_leaves(layer):
+    blocks.assert_keeps_are_shorter_steps(layer, 11, [1, 2, 3, 8, 11])
+
+
+def test_rows_alone_are_those_of_a_batch(layer):
+    blocks.assert_alone_is_in_a_batch(layer, [1, 6, 10, 2])
+
+
+def test_padding_touches_nothing(layer):
+    blocks.assert_padding_touches_nothing(layer)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("dtype", blocks.TOLERANCE)
+def test_the_delta_rule_in_any_blocks_is_that_of_the_reference(emulated, dtype, cut):
+    blocks.assert_reference(delta(emulated, cut, cut, dtype=dtype), PARTS)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 2), (2, 6), (1, 4)])
+def test_blocks_of_the_delta_rule_change_no_bit(emulated, sizes):
+    made = []
+    for cut in CUTS:
+        torch.manual_seed(1)
+        layer = delta(emulated, cut, 10 + cut, *sizes)
+        states = blocks.begun(layer, "cpu", (1,))
+        out = blocks.step(layer, layer.rows(14), states, [Part(12, 1, 2), Part(2, 1, 3)])
+        made.append((out, states.columns[1:4], states.matrices[1:4]))
+    for other in made[1:]:
+        assert all(torch.equal(*pair) for pair in zip(made[0], other, strict=True))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_columns_in_place_are_read_before_they_are_written(emulated, cut):
+    """By all blocks that share a key head, whichever is late."""
+    for seed in range(6):
+        blocks.assert_no_cut_shows(delta(emulated, cut, seed, 2, 4), 3, [1, 2])
+
+
+def test_sizes_of_the_delta_rule_that_no_kernel_takes_are_refused(emulated):
+    for sizes, more in (((1, 2, 64, 128), {}), ((1, 2, 128, 64), {}), ((1, 2, 128, 128), {"taps": 3})):
+        layer = with_step(delta_layer(*sizes, **more), emulated.delta_step)
+        with pytest.raises(ValueError, match="error"):
+            layer.step(layer.rows(1), blocks.states_of(layer), moves_of([Part(1)]))
