@@ -317,9 +317,11 @@ def test_a_pinned_state_that_was_lost_is_pinned_again_by_whoever_computes_it() -
     run_all(driver)
     kv = driver.scheduler.kv
     assert kv.states is not None
-    (slot,) = kv.states.snapshots.pins.blocks
+    (slot,), blocks = kv.states.snapshots.pins.blocks, kv.pins.blocks
     assert kv.pinned.release()
     kv.states.pool.unpublish(slot)
+    for block in blocks:
+        kv.pool.unpublish(block)
     assert driver.scheduler.stats().pinned_states == 0
     driver.add(make_request("long", prompt(6 * SIZE), max_tokens=2))
     run_all(driver)
