@@ -104,6 +104,21 @@ def test_a_prompt_in_chunks_is_waited_for_as_long_as_it_computes_what_others_sha
     assert [driver.started[str(i)].cached_tokens for i in range(3)] == [0, 10 * SIZE, 10 * SIZE]
 
 
+def test_a_prompt_in_chunks_keeps_a_state_for_those_that_wait_for_the_budget() -> None:
+    """Two pairs at once: each parts in an early chunk, and none is admitted before a last one."""
+    driver = engine(token_budget=20)
+    pairs = [(name, text) for _ in range(2) for name, text in (("a", prompt(6 * SIZE)), ("b", prompt(4 * SIZE, 700)))]
+    requests = [
+        make_request(f"{name}{i}", [*text, 900 + i, *prompt(60, i)], max_tokens=3)
+        for i, (name, text) in enumerate(pairs)
+    ]
+    for request in requests:
+        driver.add(request)
+    driver.run()
+    assert_complete(driver, *requests)
+    assert [driver.started[request.id].cached_tokens for request in requests] == [0, 0, 6 * SIZE, 4 * SIZE]
+
+
 def test_others_pass_those_that_wait_for_a_state() -> None:
     driver = engine(slots=30)
     alike = [make_request(f"alike{i}", [*prompt(6 * SIZE), 900 + i], max_tokens=9) for i in range(3)]

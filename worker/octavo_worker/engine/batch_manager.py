@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from octavo_worker.contract.messages import RequestResumed
@@ -14,6 +15,9 @@ from octavo_worker.engine.scheduling.running import RunningBatch
 from octavo_worker.engine.scheduling.waiting import WaitingQueue
 from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.step_in_flight import StepInFlight
+
+MOST_FORESEEN = 16
+"""Waiting sequences that a step without budget looks at: each costs it a search in the prefix cache."""
 
 
 class Admission(Enum):
@@ -221,6 +225,13 @@ class BatchManager:
         if self.running.width + gang[0].width > self._max_running:
             return False
         return states.expects(gang[0], self.kv.place(gang).begins[0][1], self.running.prefilling, step)
+
+    def foresee(self, step: StepInFlight) -> None:
+        """Let prompts keep the states that requests can begin with which wait for the budget of a later step: it may be
+        left when a prompt has passed the place where others part from it."""
+        if self.kv.states is not None:
+            for request in dict.fromkeys(sequence.request for sequence in islice(self.waiting, MOST_FORESEEN)):
+                self._expects(self._entering(request), step)
 
     def _can_grow(self, gang: list[Sequence], spare: int) -> bool:
         """True if waiting sequences may join those that run, with `spare` blocks for all of them to grow into, and what

@@ -231,6 +231,8 @@ class Planner:
             else:
                 budget -= self._plan_chunk(following, step, budget)
                 position += 1
+        if admit and budget <= least:
+            self._batch.foresee(step)
         return False
 
     def _is_beside_higher(self, request: Request) -> bool:
