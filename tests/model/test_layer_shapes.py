@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,16 +18,31 @@ from octavo_worker.assembly.inspection import inspect
 from octavo_worker.bench.floors import Costs
 from octavo_worker.contract.cache import CacheSpec, KvLayout, shapes_of
 from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import SequenceStep
+from octavo_worker.model.batch import Batch, ragged_batch
+from octavo_worker.model.causal_model import CacheConfig
+from octavo_worker.model.checkpoint.build import build_layers
+from octavo_worker.model.checkpoint.formats import DenseFormat, Reader
+from octavo_worker.model.checkpoint.source import RandomWeights
 from octavo_worker.model.config import AttentionLayer, DecoderConfig, LayerInputs
+from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.model.families import decoder_config
 from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.linear import Dense, Linear, Products
+from octavo_worker.model.layers.norm import AddNorm, Input
+from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.shards import Shards, check_divisible
 from octavo_worker.ranks.rank import Rank
+from octavo_worker.runner.paged import PagedRunner
 
 HIDDEN, INNER, VOCAB = 64, 80, 90
 WIDE = {"heads": 8, "kv_heads": 2, "head_dim": 32, "values_are_keys": True}
 OWN: list[dict[str, object]] = [{}, WIDE, {"shares": 0}, WIDE | {"values_are_keys": False, "shares": 1}]
+
+
+SOME = [{}, WIDE | {"values_are_keys": False}, {}, {}]
+CPU = torch.device("cpu")
 
 
 def described(own: list[dict[str, object]] = OWN) -> DecoderConfig:
@@ -119,6 +134,56 @@ def test_products_of_keys_and_values() -> None:
     assert layer.projected == 2
     assert replace(layer, values_are_keys=True).projected == 1
     assert replace(layer, shares=0).projected == 0
+
+
+@dataclass
+class Passing:
+    """A mixer that keeps nothing: each token's own input, of another width than attention's output."""
+
+    out: Dense
+
+    kind = "passing"
+
+    def kept(self, dtype: torch.dtype) -> CacheSpec | None:
+        return None
+
+    def bind(self, cache: torch.Tensor | None, block_size: int, tables: Tables) -> None:
+        assert cache is None
+
+    def products(self) -> dict[str, Linear]:
+        return {"out": self.out}
+
+    def attend(self, x: Input, b: Buffers, batch: Batch) -> None:
+        b.attended = x.materialise()[:, :24].clone()
+
+    def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
+        return self.out.into_norm(Input(b.attended), b, add_norm)
+
+
+def test_a_layer_may_keep_nothing() -> None:
+    """Beside layers of two widths, first and last as well: a prompt gives the same in one step and in several."""
+    config, reader = described(SOME), Reader(RandomWeights(1, 1.0, CPU, 0.2), torch.float32, CPU, Products())
+    layers = build_layers(config, reader, DenseFormat())
+    for number in (0, 3):
+        layers.blocks[number] = replace(layers.blocks[number], attention=Passing(Dense(torch.randn(HIDDEN, 24))))
+    model = Decoder(config, layers, 64, uniform=False)
+    assert [spec is None for spec in model.cache] == [True, False, False, True]
+    runner = PagedRunner(model, CacheConfig(9, 16), 64)
+    assert runner.layout.block_bytes == 16 * 4 * 2 * (2 * 32 + 2 * 16)
+    tokens = torch.randint(VOCAB, (40,)).tolist()
+
+    def features(cuts: list[int]) -> torch.Tensor:
+        found = []
+        for start, end in zip([0, *cuts], [*cuts, 40], strict=True):
+            step = SequenceStep(tokens[start:end], start, [1, 2, 3])
+            found.append(model.forward(ragged_batch([step], 16, VOCAB), None).clone())
+        return torch.cat(found)
+
+    with torch.inference_mode():
+        whole = features([])
+        assert torch.equal(features([1, 17, 33]), whole)
+        last = model.forward(ragged_batch([SequenceStep(tokens, 0, [4, 5, 6])], 16, VOCAB), torch.tensor([39, 3]))
+    assert torch.equal(last, whole[[39, 3]])
 
 
 gemma4 = pytest.mark.skipif(not hasattr(transformers, "Gemma4UnifiedTextConfig"), reason="not in this transformers")

@@ -43,9 +43,7 @@ def precise(oracle: PreTrainedModel) -> PreTrainedModel:
 @pytest.mark.parametrize("name", OWN)
 def test_log_probabilities_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """A prompt in chunks, and its answer."""
-    oracle, close = save(name, tmp_path, width=1.0), CLOSE
-    if name in HYBRID:
-        oracle, close = precise(oracle), CLOSE_RECURRENT
+    oracle, close = precise(save(name, tmp_path, width=1.0)), CLOSE_RECURRENT if name in HYBRID else CLOSE
     sizes = {"num_blocks": 65, "max_model_len": CONTEXT}
     options = ModelOptions(model=str(tmp_path), device="cpu", dtype="float32", threads=1, **sizes)
     runner = load_runner(options)

@@ -90,7 +90,9 @@ def test_answers_are_those_of_transformers(name: str, folders: Callable[[str], t
 def test_a_text_part_answers_as_the_whole(name: str, tmp_path: Path) -> None:
     """Nothing is read of images and of drafts."""
     torch.manual_seed(3)
-    made = AutoModelForMultimodalLM.from_config(HYBRID_WRAPPED[name], attn_implementation="eager")
+    made = AutoModelForMultimodalLM.from_config(
+        HYBRID_WRAPPED[name], attn_implementation="eager", trust_remote_code=False
+    )
     model: PreTrainedModel = made.float().eval()
     widen(model, 1.0)
     model.save_pretrained(tmp_path)

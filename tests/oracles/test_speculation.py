@@ -182,7 +182,7 @@ def test_a_prefix_that_is_shared_and_pinned_is_no_other_with_drafts(runner_of: C
     requests = [request(str(i), [*prefix, 300 + i], max_tokens=30, temperature=0.7, seed=i) for i in range(6)]
     answers = Engine(runner).run(requests)
     engine = Engine(runner, speculation=speculate(told(answers, requests, 0.8)))
-    engine.scheduler.kv.pin("p", prefix, b"")
+    engine.scheduler.kv.pinned.pin("p", prefix, b"")
     first, again = engine.run(requests), engine.run(requests)
     assert_same(first, answers)
     assert_same(again, answers)

@@ -80,6 +80,7 @@ class StatsReader:
             step_ms=round(stats.step_ms, 2),
             preemptions=stats.preemptions,
             blocks=stats.blocks(),
+            states=stats.states(),
             tokens_per_s=self._rates.of(info.id),
             first_token_s=self._firsts.of(info.id, now),
         )

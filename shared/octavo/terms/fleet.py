@@ -3,6 +3,8 @@ since the epoch."""
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from octavo.terms.batches import BatchStatus
 from octavo.terms.fields import Frozen, Priority
 from octavo.terms.messages import JobStatus
@@ -51,7 +53,8 @@ class PausedLane(Frozen):
 
 class WorkerFigures(Frozen):
     """A worker by its heartbeat. `tokens_per_s` is the rate between the two latest heartbeats, None before there are
-    two; `first_token_s` the median of the jobs of the last minute, from submission until a reading saw tokens."""
+    two; `first_token_s` the median of the jobs of the last minute, from submission until a reading saw tokens. `states`
+    counts slots for the states of recurrent layers by use; it is empty where the model has none."""
 
     id: str
     model: str
@@ -66,6 +69,7 @@ class WorkerFigures(Frozen):
     blocks: dict[str, int]
     tokens_per_s: float | None = None
     first_token_s: float | None = None
+    states: dict[str, int] = Field(default_factory=dict)
 
 
 class BatchProgress(Frozen):

@@ -42,6 +42,18 @@ def test_the_next_turn_begins_with_the_last_token_of_the_answer(length: int) -> 
     assert answered(driver, third) == [length + 5 + 2 + 4]
 
 
+def test_of_several_snapshots_amid_a_block_the_longest_that_fits_is_taken() -> None:
+    driver = engine()
+    text = prompt(SIZE)
+    answered(
+        driver, *(make_request(str(i), [*text, *more], max_tokens=1) for i, more in enumerate(([1, 2], [1, 2, 3, 4])))
+    )
+    asked = [
+        make_request(f"b{i}", [*text, *more], max_tokens=1) for i, more in enumerate(([1, 2, 9, 9, 9], [1, 9, 9, 9, 9]))
+    ]
+    assert answered(driver, *asked) == [SIZE + 2, SIZE]
+
+
 def test_the_last_block_of_a_snapshot_is_copied_before_it_is_written() -> None:
     """Two prompts go on differently from the same place amid a block, and a third finds it again."""
     driver = engine()
@@ -94,29 +106,16 @@ def test_prompts_of_one_batch_wait_for_what_the_first_one_computes() -> None:
     assert driver.runner.tokens_computed == 6 * SIZE + 9 * 6 + 9 * 2
 
 
-def test_a_prompt_in_chunks_is_waited_for_as_long_as_it_computes_what_others_share() -> None:
+@pytest.mark.parametrize("own", [1, 50])
+def test_a_prompt_in_chunks_keeps_the_state_where_others_will_part_from_it(own: int) -> None:
+    """They are looked at when it has long passed that place."""
     driver = engine(token_budget=20)
-    requests = [make_request(str(i), [*prompt(10 * SIZE), 900 + i], max_tokens=3) for i in range(3)]
+    requests = [make_request(str(i), [*prompt(10 * SIZE), 900 + i, *prompt(own)], max_tokens=3) for i in range(3)]
     for request in requests:
         driver.add(request)
     driver.run()
     assert_complete(driver, *requests)
     assert [driver.started[str(i)].cached_tokens for i in range(3)] == [0, 10 * SIZE, 10 * SIZE]
-
-
-def test_a_prompt_in_chunks_keeps_a_state_for_those_that_wait_for_the_budget() -> None:
-    """Two pairs at once: each parts in an early chunk, and none is admitted before a last one."""
-    driver = engine(token_budget=20)
-    pairs = [(name, text) for _ in range(2) for name, text in (("a", prompt(6 * SIZE)), ("b", prompt(4 * SIZE, 700)))]
-    requests = [
-        make_request(f"{name}{i}", [*text, 900 + i, *prompt(60, i)], max_tokens=3)
-        for i, (name, text) in enumerate(pairs)
-    ]
-    for request in requests:
-        driver.add(request)
-    driver.run()
-    assert_complete(driver, *requests)
-    assert [driver.started[request.id].cached_tokens for request in requests] == [0, 0, 6 * SIZE, 4 * SIZE]
 
 
 def test_others_pass_those_that_wait_for_a_state() -> None:
@@ -132,18 +131,17 @@ def test_others_pass_those_that_wait_for_a_state() -> None:
     assert_complete(driver, *alike, other)
 
 
-def test_nobody_waits_for_a_lower_class() -> None:
-    """It would pause for the one that waits."""
-    driver = engine()
+def test_a_prompt_does_not_wait_for_one_of_a_lower_class_that_pauses_for_it() -> None:
+    driver = engine(token_budget=20)
     low = make_request("low", [*prompt(6 * SIZE), 901], max_tokens=9, priority=2)
     high = make_request("high", [*prompt(6 * SIZE), 902], max_tokens=9, priority=0)
     driver.add(low)
-    driver.scheduler.plan()
-    driver.scheduler.abandon(driver.scheduler.in_flight[0].plan)
+    driver.step()
     driver.add(high)
+    driver.step()
+    assert driver.scheduler.stats().running == 2
     driver.run()
     assert_complete(driver, low, high)
-    assert driver.started["high"].cached_tokens == 0
 
 
 def test_an_interval_keeps_states_on_the_way() -> None:
@@ -215,3 +213,43 @@ def test_samples_that_were_taken_over_compute_their_prompt_once() -> None:
     request = make_request("four", prompt(5 * SIZE), published=published, max_tokens=20)
     answered(driver, request)
     assert driver.runner.tokens_computed == 5 * SIZE + 4 * (6 + 13)
+
+
+@pytest.mark.parametrize("steps", range(2, 12))
+def test_a_text_that_was_given_up_one_step_ahead_goes_on_with_the_right_state(steps: int) -> None:
+    """The step ahead has computed a token that was never said: what it leaves is not the state of the text."""
+    driver = engine(DelayedRunner)
+    driver.add(make_request("given up", prompt(SIZE + 1), max_tokens=40))
+    for _ in range(steps):
+        driver.step()
+    said = list(driver.tokens["given up", 0])
+    driver.scheduler.abort("given up")
+    driver.run()
+    answered(driver, make_request("again", [*prompt(SIZE + 1), *said, 901], max_tokens=3))
+    driver.runner.close()
+
+
+def test_a_state_is_kept_once() -> None:
+    """Prompts whose scores are asked for share nothing, and wait for no other."""
+    driver = engine()
+    requests = [make_request(str(i), [*prompt(30), 900 + i], max_tokens=2, prompt_logprobs=0) for i in range(3)]
+    for request in requests:
+        driver.add(request)
+    driver.run()
+    assert_complete(driver, *requests)
+    assert driver.runner.states is not None
+    assert driver.runner.states.kept == 1
+
+
+def test_the_state_of_a_system_message_outlasts_what_evicts_all_others() -> None:
+    driver = engine(blocks=800, slots=7)
+
+    def ask(name: str) -> int:
+        (cached,) = answered(driver, make_request(name, [*prompt(4 * SIZE), 901, *prompt(9, 30)], max_tokens=2))
+        return cached
+
+    driver.add(make_request("first", [*prompt(4 * SIZE), 902], max_tokens=1))
+    driver.run()
+    assert [ask(str(i)) >= 4 * SIZE for i in range(3)] == [True] * 3
+    answered(driver, *(make_request(f"other{i}", prompt(40, 50 + 50 * i), max_tokens=2) for i in range(12)))
+    assert ask("last") >= 4 * SIZE

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from engine_driver import Driver, assert_complete, expected_tokens, make_request, prompt
 from fake_runner import DelayedRunner, FakeRunner
+from guessing_runner import Guessing
 from proposers import AnswerBook, speculate
 
 from octavo_worker.contract.messages import BeamOptions, PinPrefix
 from octavo_worker.contract.state import StateMove
 from octavo_worker.contract.step import StepPlan
+from octavo_worker.engine.drafts import ModelProposer, RowTimes, Speculation, StepCosts
 from octavo_worker.memory.cost import CostModel, PreemptionPolicy
 
 SIZE = 8
@@ -92,6 +94,51 @@ def test_a_step_that_verifies_writes_no_live_slot_and_keeps_one_behind_each_row(
         if following:
             assert moves(following[0])[0].read == move.keeps[-1][1], "all drafts are right"
     assert_complete(driver, request)
+
+
+def test_samples_part_before_they_verify_drafts() -> None:
+    """Each has a slot of its own first: what they share is left with their first tokens."""
+    request = make_request("a", prompt(12), n=2, max_tokens=9)
+    book = AnswerBook({tuple(request.prompt): [expected_tokens(request, i) for i in range(2)]}, 1.0)
+    driver, plans = engine(speculation=speculate(book, 3))
+    driver.add(request)
+    driver.run()
+    drafted = [[len(step.drafts) for step in plan.sequences] for plan in plans]
+    assert drafted[:2] == [[0], [0, 0]]
+    assert any(map(sum, drafted))
+    assert_complete(driver, request)
+
+
+def test_a_sequence_that_ends_amid_its_drafts_leaves_the_state_of_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts of a runner go on behind the token that stops it, and are no part of it."""
+    monkeypatch.setattr(Guessing, "right", 1.0)
+    plain = make_request("plain", prompt(12), max_tokens=9)
+    said = expected_tokens(plain, 0)
+    request = make_request("a", prompt(12), max_tokens=9, stop_token_ids=[said[2]])
+    costs = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(4096, 1.0)]), RowTimes([(1, 1e-9)]))
+    driver, plans = engine(Guessing, speculation=Speculation(ModelProposer(), costs, 7))
+    driver.add(request)
+    driver.run()
+    assert driver.tokens["a", 0] == said[:3]
+    assert max(len(step.drafts) for plan in plans for step in plan.sequences) > 0
+    following = make_request("b", [*request.prompt, *said[:3], 901], max_tokens=3)
+    driver.add(following)
+    driver.run()
+    assert driver.started["b"].cached_tokens == 12 + 2
+    assert_complete(driver, following)
+
+
+def test_a_sequence_that_ends_while_its_step_runs_is_found_when_that_has_landed() -> None:
+    driver, _ = engine()
+    states = driver.scheduler.kv.states
+    assert states is not None
+    driver.add(make_request("a", prompt(5), max_tokens=3))
+    plan = driver.scheduler.plan()
+    assert plan is not None
+    driver.scheduler.abort("a")
+    assert (states.pool.used, states.pool.cached, len(states.snapshots.coming)) == (1, 0, 1)
+    driver.scheduler.abandon(plan)
+    assert (states.pool.used, states.pool.cached) == (0, 0)
 
 
 def test_without_free_slots_there_are_no_drafts() -> None:
@@ -244,7 +291,7 @@ def test_a_pinned_prefix_keeps_its_state_whatever_else_runs() -> None:
     driver.add(make_request("asks", [*system[: 3 * SIZE], 901, 902], max_tokens=3))
     run_all(driver)
     assert driver.started["asks"].cached_tokens == 3 * SIZE
-    driver.scheduler.kv.unpin("system")
+    driver.scheduler.kv.pinned.unpin("system")
     assert driver.scheduler.stats().pinned_states == 0
 
 
@@ -261,7 +308,23 @@ def test_a_pin_whose_state_is_missing_is_computed() -> None:
     driver.scheduler.pin(PinPrefix("part", prompt(3 * SIZE)))
     run_all(driver)
     assert driver.runner.tokens_computed == computed + 3 * SIZE
-    driver.scheduler.kv.unpin("part")
+    driver.scheduler.kv.pinned.unpin("part")
+
+
+def test_a_pinned_state_that_was_lost_is_pinned_again_by_whoever_computes_it() -> None:
+    driver, _ = engine()
+    driver.scheduler.pin(PinPrefix("part", prompt(2 * SIZE)))
+    run_all(driver)
+    kv = driver.scheduler.kv
+    assert kv.states is not None
+    (slot,) = kv.states.snapshots.pins.blocks
+    assert kv.pinned.release()
+    kv.states.pool.unpublish(slot)
+    assert driver.scheduler.stats().pinned_states == 0
+    driver.add(make_request("long", prompt(6 * SIZE), max_tokens=2))
+    run_all(driver)
+    assert driver.scheduler.stats().pinned_states == 1
+    kv.pinned.unpin("part")
 
 
 def test_pins_take_half_of_the_slots_at_most_and_give_way_to_a_request_that_is_alone() -> None:

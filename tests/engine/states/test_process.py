@@ -6,7 +6,7 @@ import logging
 
 import pytest
 from engine_driver import Driver, assert_complete, make_request, prompt
-from fake_runner import FakeRunner
+from fake_runner import DelayedRunner, FakeRunner
 
 from octavo_worker.contract.messages import BeamOptions
 from octavo_worker.contract.options import ModelOptions
@@ -64,6 +64,53 @@ def test_more_samples_than_slots_are_refused_at_once() -> None:
     driver.run()
     assert "at most 6" in driver.failed["wide"].message
     assert driver.failed["beams"].param == "beam_width"
+
+
+def test_samples_wait_a_step_for_slots_that_the_step_in_flight_gives_back() -> None:
+    """A snapshot of their prompt is on its way: none of them has to give way for it."""
+    driver = Driver.create(200, 8, runner={"state_slots": 4}, device=DelayedRunner)
+    request = make_request("two", prompt(20), n=2, max_tokens=9)
+    driver.add(request)
+    driver.run()
+    assert driver.scheduler.stats().preemptions == 0
+    assert_complete(driver, request)
+    driver.runner.close()
+
+
+def test_beams_wait_until_they_have_slots_to_part() -> None:
+    """Nothing has to give way for them afterwards."""
+    driver = Driver.create(200, 8, runner={"state_slots": 8})
+    requests = [make_request(str(i), prompt(20, 30 * i), max_tokens=12) for i in range(2)]
+    beams = make_request("beams", prompt(20, 100), n=4, max_tokens=12, beam=BeamOptions(4))
+    for request in (*requests, beams):
+        driver.add(request)
+    driver.run()
+    assert driver.scheduler.stats().preemptions == 0
+    assert_complete(driver, *requests)
+    assert not driver.failed
+
+
+def test_a_prompt_that_begins_behind_a_snapshot_waits_for_a_slot_besides() -> None:
+    """The only available slot is that of the snapshot."""
+    driver = Driver.create(200, 8, runner={"state_slots": 5})
+    for name in ("kept", "again"):
+        driver.add(make_request(name, prompt(20), max_tokens=1))
+        driver.run()
+    states = driver.scheduler.kv.states
+    assert states is not None
+    held = states.pool.allocate(2)  # as pins do
+    others = [make_request(str(i), prompt(5, 100 + 50 * i), max_tokens=20) for i in range(2)]
+    late = make_request("late", [*prompt(20), 901], max_tokens=3)
+    driver.add(others[0])
+    driver.pipeline.advance()
+    driver.add(late)
+    driver.add(others[1])
+    while driver.scheduler.has_requests:
+        driver.pipeline.advance()
+        driver.record(driver.scheduler.take_output())
+    states.pool.release(held)
+    driver.run()
+    assert_complete(driver, *others, late)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])

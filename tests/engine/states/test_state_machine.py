@@ -166,7 +166,7 @@ class Engine(RuleBasedStateMachine):
     @precondition(lambda self: self.pins)
     @rule(place=st.integers(0, 1))
     def unpin(self, place: int) -> None:
-        self.driver.scheduler.kv.unpin(self.pins.pop(place % len(self.pins)))
+        self.driver.scheduler.kv.pinned.unpin(self.pins.pop(place % len(self.pins)))
 
     @invariant()
     def accounts_are_right(self) -> None:
@@ -183,7 +183,7 @@ class Engine(RuleBasedStateMachine):
         if not hasattr(self, "driver"):
             return
         for name in self.pins:
-            self.driver.scheduler.kv.unpin(name)
+            self.driver.scheduler.kv.pinned.unpin(name)
         self.driver.run()
         self.driver.runner.close()
         for name, request in self.requests.items():

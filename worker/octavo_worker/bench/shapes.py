@@ -49,19 +49,17 @@ _QWEN3_MOE = _QWEN3 | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
-_QWEN3_5 = {k: v for k, v in _QWEN3.items() if k != "rope_theta"} | {
+_QWEN3_5 = _QWEN3 | {
     "architectures": ["Qwen3_5ForCausalLM"],
     "model_type": "qwen3_5_text",
-    "vocab_size": 248_320,
-    "max_position_embeddings": 262_144,
-    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6,
     "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 16,
+    "vocab_size": 248_320,
+    "max_position_embeddings": 32_768,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+    "linear_num_key_heads": 16,
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm-135m": _LLAMA
@@ -99,29 +97,39 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 10_000.0,
     },
     "qwen3.5-0.8b": _QWEN3_5
-    | {"intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 24},
+    | {
+        "intermediate_size": 3584,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 24,
+        "linear_num_value_heads": 16,
+    },
+    "qwen3.5-4b": _QWEN3_5
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 32,
+        "linear_num_value_heads": 32,
+    },
     "lfm2-1.2b": {
         "architectures": ["Lfm2ForCausalLM"],
         "model_type": "lfm2",
         "dtype": "bfloat16",
         "hidden_size": 2048,
-        "intermediate_size": 12_288,
-        "block_auto_adjust_ff_dim": True,
-        "block_ffn_dim_multiplier": 1.0,
+        "block_ff_dim": 12_288,
         "block_multiple_of": 256,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "num_hidden_layers": 16,
-        "layer_types": ["full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)],
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
         "conv_L_cache": 3,
-        "conv_bias": False,
         "norm_eps": 1e-5,
         "vocab_size": 65_536,
         "max_position_embeddings": 128_000,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-        "tie_word_embeddings": True,
-        "bos_token_id": 1,
-        "eos_token_id": 7,
+        "rope_theta": 1e6,
+        "tie_embedding": True,
     },
     "llama-8b": _LLAMA
     | {

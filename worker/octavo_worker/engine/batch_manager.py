@@ -16,9 +16,6 @@ from octavo_worker.engine.scheduling.waiting import WaitingQueue
 from octavo_worker.engine.sequence import Request, Sequence, State
 from octavo_worker.engine.step_in_flight import StepInFlight
 
-MOST_FORESEEN = 16
-"""Waiting sequences that a step without budget looks at: each costs it a search in the prefix cache."""
-
 
 class Admission(Enum):
     """Outcome of a request's admission. `NEVER`: its beams exceed the memory of this worker. `EXPECTS`: another request
@@ -28,6 +25,10 @@ class Admission(Enum):
     LATER = 2
     NEVER = 3
     EXPECTS = 4
+
+
+FORESEEN = 8
+"""Sequences that wait for which prompts keep states on their way."""
 
 
 class Room(NamedTuple):
@@ -226,13 +227,6 @@ class BatchManager:
             return False
         return states.expects(gang[0], self.kv.place(gang).begins[0][1], self.running.prefilling, step)
 
-    def foresee(self, step: StepInFlight) -> None:
-        """Let prompts keep the states that requests can begin with which wait for the budget of a later step: it may be
-        left when a prompt has passed the place where others part from it."""
-        if self.kv.states is not None:
-            for request in dict.fromkeys(sequence.request for sequence in islice(self.waiting, MOST_FORESEEN)):
-                self._expects(self._entering(request), step)
-
     def _can_grow(self, gang: list[Sequence], spare: int) -> bool:
         """True if waiting sequences may join those that run, with `spare` blocks for all of them to grow into, and what
         preempted ones could take on the host."""
@@ -240,6 +234,15 @@ class BatchManager:
         if not len(self.running) or capacity.slides:
             return True
         return self._policy.may_admit(gang, self.running, (spare + self.kv.swap_space) * capacity.block_size)
+
+    def foresee(self, step: StepInFlight) -> None:
+        """Let prompts of this step keep states for the first requests that wait: what these have in common with them
+        may be computed long before they are looked at."""
+        states = self.kv.states
+        if states is not None and step.has_prompts:
+            for sequence in islice(self.waiting, FORESEEN):
+                self.kv.digest(sequence)
+                states.foresee(sequence, self.running.prefilling, step)
 
     def _count_admission(self, sequence: Sequence) -> None:
         request, hit, counters = sequence.request, sequence.computed, self.kv.cache.counters
@@ -270,7 +273,7 @@ class BatchManager:
 
     def _release_pins(self) -> bool:
         """Leave pinned prefixes to the cache, for the only request that runs. Whether that frees anything."""
-        return self.kv.release_pins()
+        return self.kv.pinned.release()
 
     def preempt(self, gang: list[Sequence], step: StepInFlight | None = None) -> None:
         """Take the memory of running sequences of one request and put them back to the front of their class."""

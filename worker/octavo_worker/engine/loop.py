@@ -111,7 +111,7 @@ class EngineLoop:
             case PinPrefix():
                 self._scheduler.pin(message)
             case UnpinPrefix():
-                self._scheduler.kv.unpin(message.name)
+                self._scheduler.kv.pinned.unpin(message.name)
             case DescribeMemory():
                 self._channel.send(memory_report(self._scheduler, message.cells))
             case DescribeBlocks():

@@ -102,6 +102,7 @@ class Planner:
         while not ahead and self._is_stuck(step):
             self._preempt_last(step)
             self._plan_prompts(step, least, False)
+        self._batch.foresee(step)
         self._leave_prompts(step)
         if self._drafts is not None and not ahead:
             self._drafts.extend(step)
@@ -130,7 +131,7 @@ class Planner:
     def _plan_awake(self, step: StepInFlight, resting: bool, prompt: Request | None = None) -> bool:
         """Plan all decodes. If `resting`, oversized sequences with company are left out, and with a `prompt` those that
         pause for it. Whether any do."""
-        decoding, size, refs, states = self._running.decoding, self._block_size, self._pool.refs, self._kv.states
+        decoding, size, refs = self._running.decoding, self._block_size, self._pool.refs
         steps, planned = step.steps, step.sequences
         position, paused = 0, False
         while position < len(decoding):  # preemption shortens the list from its end
@@ -144,7 +145,7 @@ class Planner:
                 position += 1
                 continue
             if len(request.sequences) > 1 or request.needs_tokens:
-                position = self._plan_group(position, step)
+                position = self._plan_group(position, step)  # which alone share states
                 continue
             start = sequence.computed
             if start >= request.final:
@@ -152,7 +153,7 @@ class Planner:
                 continue
             slot = start // size
             blocks = sequence.table.blocks
-            if slot == len(blocks) or refs[blocks[slot]] > 1 or (states is not None and not states.is_ready(sequence)):
+            if slot == len(blocks) or refs[blocks[slot]] > 1:
                 if not self._make_room([sequence], step):
                     position += sequence.state is State.RUNNING
                     continue
@@ -231,8 +232,6 @@ class Planner:
             else:
                 budget -= self._plan_chunk(following, step, budget)
                 position += 1
-        if admit and budget <= least:
-            self._batch.foresee(step)
         return False
 
     def _is_beside_higher(self, request: Request) -> bool:

@@ -123,7 +123,7 @@ class Scheduler:
         request_id = f"pin:{message.name}"
         self.abort(request_id)
         try:
-            is_here = self.kv.pin(message.name, message.tokens, message.salt)
+            is_here = self.kv.pinned.pin(message.name, message.tokens, message.salt)
         except ValueError as error:
             failure = RequestFailed(request_id, "invalid_request", str(error), "tokens")
             self._requests.output.failed.append(failure)

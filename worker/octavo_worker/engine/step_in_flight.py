@@ -52,6 +52,10 @@ class StepInFlight:
         return not (self.steps or self.swap_out or self.swap_in or self.state_in or self.copies)
 
     @property
+    def has_prompts(self) -> bool:
+        return len(self.steps) > self.num_decodes
+
+    @property
     def prompt_rows(self) -> int:
         return sum(len(chunk.tokens) for chunk in self.steps[self.num_decodes :])
 

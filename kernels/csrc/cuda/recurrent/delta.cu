@@ -117,12 +117,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) delta_kernel(const __
 constexpr int kLong = 256;  // tokens of a sequence
 
 // How a launch is cut. A sequence is bound by a token's latency, and so by how many warps advance it: one long prompt beside
-// decodes is what a step waits for. Where all are long each head has blocks enough, and what is made of q and k is made in all of
-// its blocks.
+// decodes is what a step waits for. Where there are many sequences, and all are short or all are long, each head has blocks enough, and
+// what is made of q and k is made in all of its blocks.
 int cut_of(const DeltaArgs& a, int multiprocessors) {
   const int sequences = a.step.moves.sequences;
   const bool many = a.heads * sequences > 2 * multiprocessors;
-  if (a.step.rows <= 2 * sequences) return many ? 2 : 4;
+  if (a.step.rows <= 2 * sequences) return many ? 1 : 3;
   return many && a.step.rows >= kLong * sequences ? 1 : 4;
 }
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.engine.kv.allocation import Allocation
 from octavo_worker.engine.kv.host_memory import HostMemory
+from octavo_worker.engine.kv.pinned import Pinned
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.states.states import States, StateSizes, slots_of
 from octavo_worker.engine.step_in_flight import StepInFlight
@@ -43,6 +44,7 @@ class KVCacheManager:
         self.pins = PinnedPrefixes(self.pool)
         self.host = HostMemory(num_host_blocks, first_host_block, self.pool, self.free) if num_host_blocks else None
         self.states = None if states is None else States(states, self.pool, self.cache)
+        self.pinned = Pinned(self.cache, self.pool, self.pins, self.states)
         self.decisions: Counter[Decision] = Counter()
         self._policy = policy
         self._chunk = chunk
@@ -211,9 +213,13 @@ class KVCacheManager:
     def place(self, members: list[Sequence], *, private: Sequence | None = None) -> Allocation:
         """Find blocks for members that come in together; `private` must not be served from the cache."""
         for member in members:
-            self._extend_digests(member, member.length // self._block_size)
+            self.digest(member)
         alone = () if private is None else (private,)
         return Allocation(members, self.pool, self.capacity, self._chunk, alone, self._latest, self.states)
+
+    def digest(self, sequence: Sequence) -> None:
+        """Know the digests of all full blocks of a sequence."""
+        self._extend_digests(sequence, sequence.length // self._block_size)
 
     def enter(self, allocation: Allocation, step: StepInFlight) -> None:
         """Take what was found. The caller has made sure that it fits."""
@@ -254,7 +260,7 @@ class KVCacheManager:
     def retire(self, sequence: Sequence) -> None:
         """A sequence ends: what it has computed may be of use to others."""
         if self.states is not None and sequence.state is State.RUNNING and not sequence.request.oversized:
-            self._extend_digests(sequence, sequence.length // self._block_size)
+            self.digest(sequence)
             self.states.retire(sequence)
 
     def evict(self, members: list[Sequence], step: StepInFlight | None) -> Decision:
@@ -343,37 +349,6 @@ class KVCacheManager:
         return replace(victim, states=len(slots_of(members)), tokens=victim.tokens + victim.kept - best, kept=best)
 
     # The prefix cache
-
-    def pin(self, name: str, tokens: list[int], salt: bytes) -> bool:
-        """Keep the full blocks of a prefix, and the state behind them. Whether all is computed already. `ValueError` if
-        that is too much."""
-        digests = [self.cache.root(salt)]
-        self.cache.extend_digests(digests, tokens)
-        wanted = self.pins.num_wanted(name, digests[1:])
-        if 2 * wanted > self.pool.total:
-            raise ValueError(f"{wanted} blocks pinned would be over half of the pool's {self.pool.total}")
-        if self.states is None:
-            return self.pins.pin(name, digests[1:])
-        kept = self.states.snapshots.pins
-        ends = digests[1:][-1:]
-        if 2 * (slots := kept.num_wanted(name, ends)) > self.states.pool.total:
-            raise ValueError(f"{slots} states pinned would be over half of the {self.states.pool.total} slots")
-        has_state = kept.pin(name, ends)
-        return self.pins.pin(name, digests[1:]) and has_state
-
-    def unpin(self, name: str) -> None:
-        """Forget a pin. Unknown names are ignored."""
-        self.pins.unpin(name)
-        if self.states is not None:
-            self.states.snapshots.pins.unpin(name)
-
-    def release_pins(self) -> bool:
-        """Leave pinned prefixes to the cache. Whether that frees anything."""
-        found = [self.pins] if self.states is None else [self.pins, self.states.snapshots.pins]
-        held = [pins for pins in found if pins.blocks]
-        for pins in held:
-            pins.release()
-        return bool(held)
 
     def _offer(self, block: int, digest: bytes) -> None:
         if self.pool.publish(block, digest):

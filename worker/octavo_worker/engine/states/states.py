@@ -231,25 +231,17 @@ class States:
 
     def expects(self, member: Member, position: int, prefilling: Iterable[Member], step: StepInFlight) -> bool:
         """True if a step that has not landed stores a state of a longer prefix than the first `position` tokens of a
-        sequence that waits, or one of `prefilling` is going to: it is told to."""
-        computed = any(self._computes_for(member, position, other, step) for other in prefilling)
-        return computed or self.snapshots.expects(member, position)
+        sequence that waits. A prompt of this `step` that computes one is told to keep it."""
+        self.foresee(member, prefilling, step)
+        return self.snapshots.expects(member, position)
 
-    def _computes_for(self, member: Member, position: int, other: Member, step: StepInFlight) -> bool:
-        """True if `other`, which is not of a lower class, will have computed more of what the two have in common than
-        `position` tokens, and keeps the state there."""
-        boundary = self.snapshots.common(member, other)
-        end, live = boundary * member.table.block_size, _live(other)
-        if end <= position or other.request.oversized or other.request.priority > member.request.priority:
-            return False
-        move = step.moves.get(other)
-        if move is not None and move.start < end <= move.end:
-            self.snapshots.want_at(other, boundary, move)
-            return True
-        if live.seen < end:
-            live.junctions.add(boundary)
-            return True
-        return False
+    def foresee(self, member: Member, prefilling: Iterable[Member], step: StepInFlight) -> None:
+        """Let prompts of a step keep the state where a sequence that waits parts from them."""
+        for other in prefilling:
+            move, boundary = step.moves.get(other), self.snapshots.common(member, other)
+            passes = move is not None and move.start < boundary * member.table.block_size <= move.end
+            if move is not None and passes and not other.request.oversized:
+                self.snapshots.want_at(other, boundary, move)
 
     def begin(self, starts: Sequence[tuple[Member, int]]) -> None:
         """Let sequences begin behind their first so many tokens, which there are snapshots of, each with a slot to

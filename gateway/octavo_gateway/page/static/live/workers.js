@@ -19,6 +19,12 @@ function Buttons({ worker, paused, ask, changed }) {
   </div>`;
 }
 
+// Slots for states of recurrent layers, by use.
+function slots(states) {
+  const told = ["used", "pinned", "cached", "quarantined", "free"].filter((kind) => states[kind]).map((kind) => `${count(states[kind])} ${kind}`);
+  return `slots: ${told.join(", ")}`;
+}
+
 function Worker({ worker, fleet, owned, ask, changed, choose }) {
   const blocks = fleet.maps.get(worker.id);
   const [times, tokens, steps, firsts] = (fleet.history.get(worker.id) ?? [[], [], [], []]).map((column) => column.slice());
@@ -30,6 +36,7 @@ function Worker({ worker, fleet, owned, ask, changed, choose }) {
       <div><dt>waiting</dt><dd>${count(worker.waiting)}</dd></div>
       <div><dt>preemptions</dt><dd>${count(worker.preemptions)}</dd></div>
       <div><dt>KV used</dt><dd>${count(worker.blocks.used)} blocks</dd></div>
+      ${"used" in worker.states && html`<div><dt>states</dt><dd>${slots(worker.states)}</dd></div>`}
     </dl>
     <div class="plots">
       <${Plot} label="tokens" unit="/s" times=${times} values=${tokens} />
