@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import llama_cpp
@@ -39,14 +40,70 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
 }
-ARCHITECTURES = {"qwen3_moe": "qwen3moe"}
+ENDS = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+"""Names of a layer's tensors that are no weights."""
+ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen3_5_text": "qwen35"}
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-def gguf_name(name: str) -> str:
-    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
-    return f"blk.{layer[1]}.{NAMES[layer[2]]}.weight" if layer else NAMES[name]
+def gguf_name(name: str, architecture: str) -> str:
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+?)(\.weight)?", name)
+    if layer is None:
+        return NAMES[name]
+    if architecture == "qwen35" and layer[2] == "post_attention_layernorm":
+        return f"blk.{layer[1]}.post_attention_norm.weight"
+    return f"blk.{layer[1]}.{NAMES[layer[2]]}.weight" if layer[3] else f"blk.{layer[1]}.{ENDS[layer[2]]}"
+
+
+def add_states(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Fields of models with recurrent layers."""
+    if config["model_type"] == "lfm2":
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    elif config["model_type"] == "qwen3_5_text":
+        values = config["linear_num_value_heads"]
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(values)
+        writer.add_ssm_inner_size(values * config["linear_value_head_dim"])
+        writer.add_full_attention_interval(1 + config["layer_types"].index("full_attention"))
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def width_of_mlp(config: dict[str, Any]) -> int:
+    """LFM2 states that of an MLP without a gate."""
+    if not config.get("block_auto_adjust_ff_dim"):
+        return int(config["intermediate_size"])
+    step = config["block_multiple_of"]
+    return int(-(-int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3)) // step) * step)
+
+
+def kv_heads(config: dict[str, Any]) -> int | list[int]:
+    """A number a layer, where short convolutions have none."""
+    heads = config["num_key_value_heads"]
+    if config["model_type"] != "lfm2":
+        return int(heads)
+    return [heads if kind == "full_attention" else 0 for kind in config["layer_types"]]
 
 
 class Stacks:
@@ -72,18 +129,20 @@ def convert(folder: Path) -> Path:
         return target
     config = json.loads((folder / "config.json").read_text())
     rope = config.get("rope_parameters") or config
-    writer = gguf.GGUFWriter(target, ARCHITECTURES.get(config["model_type"], config["model_type"]))
+    architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    writer = gguf.GGUFWriter(target, architecture)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(width_of_mlp(config))
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count_kv(kv_heads(config))
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
+    add_states(writer, config)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
@@ -96,7 +155,7 @@ def convert(folder: Path) -> Path:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
-                add(writer, stacks, name, tensors.get_tensor(name))
+                add(writer, stacks, name, tensors.get_tensor(name), architecture)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -104,7 +163,7 @@ def convert(folder: Path) -> Path:
     return target
 
 
-def add(writer: gguf.GGUFWriter, stacks: Stacks, name: str, tensor: torch.Tensor) -> None:
+def add(writer: gguf.GGUFWriter, stacks: Stacks, name: str, tensor: torch.Tensor, architecture: str) -> None:
     if expert := EXPERT.fullmatch(name):
         layer, number, kind = expert.groups()
         tensor = stacks.complete(layer, int(number), kind, tensor)
@@ -112,8 +171,12 @@ def add(writer: gguf.GGUFWriter, stacks: Stacks, name: str, tensor: torch.Tensor
             return
         target = f"blk.{layer}.ffn_{kind}_exps.weight"
     else:
-        target = gguf_name(name)
-    if tensor.ndim == 1 or target.endswith("ffn_gate_inp.weight"):
+        target = gguf_name(name, architecture)
+    if name.endswith("A_log"):
+        tensor = -tensor.float().exp()
+    if tensor.ndim == 3:  # a convolution, with one input a channel
+        tensor = tensor[:, 0]
+    if tensor.ndim == 1 or target.endswith(("ffn_gate_inp.weight", "conv.weight", "conv1d.weight")):
         writer.add_tensor(target, tensor.float().numpy())
     else:
         raw = tensor.contiguous().view(torch.uint8).numpy()

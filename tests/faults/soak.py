@@ -1,6 +1,6 @@
 """Kills, pauses, restarts that lose the last second and a stranger's edits together, over real workers.
 
-    python tests/faults/soak.py [--minutes 20] [--jobs N] [--workers 3] [--seed N] [--lossless | --failovers]
+    python tests/faults/soak.py [--minutes 20] [--jobs N] [--workers 3] [--seed N] [--lossless | --failovers] [--states]
 
 Counts jobs that were given up, that gave another answer than undisturbed, whose end was retracted after a reader had
 seen it, that never ended, and that were lost or ended in another way, and streams that were cut before their end. Exit
@@ -33,6 +33,7 @@ import redis
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from hybrid_folder import write_hybrid
 from killable_server import server_program
 from queue_client import MODEL, known_queue
 from server_kinds import kinds, started, take_over
@@ -357,8 +358,10 @@ async def main(options: argparse.Namespace, folder: Path, stack: ExitStack) -> i
             folder, "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0")))  # fmt: skip
         url = server.url
 
+    flags = {**FLAGS, **(write_hybrid(folder / "hybrid") if options.states else {})}
+
     def start_worker() -> WorkerProcess:
-        return stack.enter_context(WorkerProcess(url, folder / f"worker{next(numbers)}.log", **FLAGS))
+        return stack.enter_context(WorkerProcess(url, folder / f"worker{next(numbers)}.log", **flags))
 
     with connect_sync(url) as connection:
         known_queue(connection)
@@ -377,6 +380,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lossless", action="store_true", help="nothing is lost and nothing edited")
     parser.add_argument("--failovers", action="store_true", help="a replica takes over, and nothing is lost")
+    parser.add_argument("--states", action="store_true", help="a model with recurrent states, random weights")
     given = parser.parse_args()
     os.environ["OCTAVO_CHECK_INTEGRITY"] = "1"
     with tempfile.TemporaryDirectory(prefix="octavo-soak-") as folder, ExitStack() as stack:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import redis
 from gpus import has_gpu
+from hybrid_folder import write_hybrid
 from queue_client import Answers, Queue, answers, known_queue
 from tiers import is_full
 from waiting import STALL_S, eventually
@@ -30,11 +31,12 @@ FLAGS = {
 @dataclass(frozen=True)
 class Kind:
     """A scene: flags of its workers, its jobs, and how long they are. A GPU would end the jobs of the others while
-    they are submitted; what is said greedily repeats itself after a while."""
+    they are submitted; what is said greedily repeats itself after a while. With `has_states` the model keeps some."""
 
     flags: dict[str, object]
     jobs: int = 200
     times_as_long: int = 1
+    has_states: bool = False
 
 
 DRAFTS = {"device": "cpu", "speculate": "suffix"}
@@ -43,6 +45,7 @@ KINDS: dict[str, Kind] = {
     "cpu": Kind({"device": "cpu"}),
     "cpu-int8": Kind({"device": "cpu", "kv_dtype": "int8"}),
     "cpu-drafts": Kind(DRAFTS, times_as_long=4),
+    "cpu-states": Kind({"device": "cpu"}, times_as_long=4, has_states=True),
     "cuda": Kind({"device": "cuda"}, times_as_long=8),
     "cuda-drafts": Kind({"device": "cuda", "speculate": "suffix"}, times_as_long=8),
 }
@@ -86,8 +89,8 @@ def kind_of(name: str) -> Any:
 @pytest.fixture(scope="module", params=[kind_of(name) for name in KINDS if has_gpu() or not name.startswith("cuda")])
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     kind = KINDS[request.param]
-    flags = {**FLAGS, **kind.flags}
     folder = tmp_path_factory.mktemp("killed")
+    flags = {**FLAGS, **kind.flags, **(write_hybrid(folder / "hybrid") if kind.has_states else {})}
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("OCTAVO_DETERMINISTIC", "1")
         queue = known_queue(connection)
@@ -107,6 +110,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             if is_full():
                 assert '"check_integrity":true' in " ".join(psutil.Process(worker.engine_pid).cmdline())
             assert info.stats.kv_dtype == flags.get("kv_dtype", "bfloat16")
+            assert ("state-f32" in info.numerics) == kind.has_states
             assert info.numerics.endswith("deterministic") == request.param.startswith("cuda")
         results = [queue.wait(job) for job in submit_all(queue, "undisturbed", kind)]
         assert (sum(result.usage.accepted_tokens for result in results) > 0) == ("speculate" in flags)
