@@ -37,7 +37,7 @@ def write_hybrid(folder: Path) -> dict[str, object]:
     from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
     torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_config(Qwen3_5TextConfig(**SIZES))
+    model = AutoModelForCausalLM.from_config(Qwen3_5TextConfig(**SIZES), trust_remote_code=False)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:

@@ -108,7 +108,7 @@ def test_prompts_of_one_batch_wait_for_what_the_first_one_computes() -> None:
 
 @pytest.mark.parametrize("own", [1, 50])
 def test_a_prompt_in_chunks_keeps_the_state_where_others_will_part_from_it(own: int) -> None:
-    """They are looked at when it has long passed that place."""
+    """The others are looked at when it has long passed that place."""
     driver = engine(token_budget=20)
     requests = [make_request(str(i), [*prompt(10 * SIZE), 900 + i, *prompt(own)], max_tokens=3) for i in range(3)]
     for request in requests:
