@@ -23,6 +23,7 @@ are cut.
 from __future__ import annotations
 
 from octavo_kernels import _cpu
+from octavo_kernels.attention.latent import check_latent, latent_attention, write_latent
 from octavo_kernels.attention.paged import paged_attention, rope_attention
 from octavo_kernels.cache.blocks import (
     KV_DTYPES,
@@ -70,6 +71,7 @@ __all__ = [
     "act_and_mul",
     "block_bytes",
     "check_block_size",
+    "check_latent",
     "combine",
     "conv_step",
     "copy_blocks",
@@ -81,6 +83,7 @@ __all__ = [
     "experts_up",
     "gated_linear",
     "grouped_linear",
+    "latent_attention",
     "layer_norm",
     "linear",
     "logprobs",
@@ -100,6 +103,7 @@ __all__ = [
     "swap_blocks",
     "takes_copy",
     "write_kv",
+    "write_latent",
 ]
 
 

@@ -17,6 +17,7 @@ from .conftest import Pair
 from .drive import Engine, request
 from .gemmas import GEMMAS4
 from .hybrid import HYBRID, LIMITED
+from .latent import LATENT
 from .mixed import MIXED
 from .zoo import ALL, ROUTED, VOCAB
 
@@ -126,9 +127,9 @@ def test_chunked_prefill(name: str, pair: Callable[[str], Pair], batched: Callab
 
 @pytest.mark.full
 def test_each_model_takes_its_route(pair: Callable[[str], Pair]) -> None:
-    """Experts have no kernels on a GPU."""
+    """Experts and latent attention have no kernels on a GPU."""
     models = {name: pair(name).runner.model for name in ALL if name not in HYBRID}
     routed = {name for name, model in models.items() if isinstance(model, TransformersModel)}
-    mixed = {*MIXED, "gemma4-mixture"} & {*ALL}
+    mixed = {*MIXED, *LATENT, "gemma4-mixture"} & {*ALL}
     assert routed == {*ROUTED} | (mixed if models["llama"].device.type == "cuda" else set())
     assert {type(model) for name, model in models.items() if name not in routed} == {Decoder}

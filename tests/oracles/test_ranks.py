@@ -25,6 +25,7 @@ from octavo_worker.ranks.processes import Ranks
 from .conftest import Pair
 from .drive import Answers, Engine, request
 from .hybrid import HYBRID
+from .latent import LATENT
 from .mixed import MIXED
 from .test_preemption import MixedPolicy
 from .tiny import CONTEXT
@@ -111,7 +112,7 @@ def test_every_family(name: str, cpu_pair: Callable[[str], Pair], ranked: Callab
     runner = ranked(pair.folder)
     assert runner.numerics == f"{pair.runner.numerics} tp2"
     assert runner.num_blocks == pair.runner.num_blocks
-    close = CLOSE_MIXED if name in MIXED | HYBRID or name == "gemma4-mixture" else CLOSE
+    close = CLOSE_MIXED if name in MIXED | HYBRID | LATENT or name == "gemma4-mixture" else CLOSE
     assert_close(Engine(runner).run(all_kinds()), Engine(pair.runner).run(all_kinds()), close)
 
 

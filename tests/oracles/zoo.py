@@ -9,7 +9,6 @@ from transformers import (
     ApertusConfig,
     AutoModelForCausalLM,
     DbrxConfig,
-    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
@@ -32,6 +31,7 @@ from transformers import (
 from .cousins import COUSINS
 from .gemmas import GEMMAS4
 from .hybrid import HYBRID, mend_convolutions
+from .latent import LATENT
 from .mixed import MIXED
 from .tiny import COMMON, CONTEXT, VOCAB
 
@@ -114,22 +114,8 @@ ROUTED: dict[str, PreTrainedConfig] = {
         ffn_config={"ffn_hidden_size": 80, "moe_num_experts": 4, "moe_top_k": 2},
         eos_token_id=None,
     ),
-    "deepseek_v3": DeepseekV3Config(
-        **{**COMMON, "num_key_value_heads": 4},
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=16,
-        v_head_dim=16,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-    ),
 }
-OWN = GENERIC | COUSINS | MIXED | GEMMAS4 | HYBRID
+OWN = GENERIC | COUSINS | MIXED | GEMMAS4 | HYBRID | LATENT
 """On octavo's own decoder; those with mixtures or recurrent layers on a CPU only."""
 ALL = OWN | ROUTED
 

@@ -400,7 +400,7 @@ struct TileAttention {
   }
 };
 
-// Heads that are not whole tiles wide keep to vectors.
+// Heads that are not whole tiles wide keep to vectors, and so do values within keys.
 template <class C>
 struct Attend<bf16, C> {
   using Out = bf16;
@@ -408,17 +408,17 @@ struct Attend<bf16, C> {
   using Tiles = TileAttention<C>;
   using Vectors = AttendVectors<bf16, C>;
 
-  static bool by_tiles(int width) { return width % kTileSide == 0; }
+  static bool by_tiles(const Shape& s) { return s.width % kTileSide == 0 && !s.within_keys; }
 
-  static int rows(const AttentionArgs& a) { return by_tiles(a.head_dim) ? 128 : Vectors::rows(a); }
+  static int rows(const AttentionArgs& a) { return by_tiles(Shape(a, 1)) ? 128 : Vectors::rows(a); }
 
   static size_t scratch(const Shape& s) {
-    return by_tiles(s.width) ? 2 * s.state() + Tiles::scratch(s) : Vectors::scratch(s);
+    return by_tiles(s) ? 2 * s.state() + Tiles::scratch(s) : Vectors::scratch(s);
   }
 
   static void run(const AttentionArgs& a, const AttentionItem& it, const AttentionItem* next, const Shape& s,
                   float* scratch) {
-    if (!by_tiles(s.width)) return Vectors::run(a, it, next, s, scratch);
+    if (!by_tiles(s)) return Vectors::run(a, it, next, s, scratch);
     Tiles tiles(a, it, next, s, scratch);
     for_chunks<bf16>(a, it, s, scratch + Tiles::scratch(s), [&](int chunk, const State& part) {
       for (int base = chunk * kChunk; base < (chunk + 1) * kChunk; base += Tiles::kKeys)

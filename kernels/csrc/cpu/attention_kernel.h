@@ -21,22 +21,27 @@ struct State {
 
 struct Shape {
   int rows, group, width, padded;  // padded: head_dim rounded up to whole vectors
+  int values, padded_values;       // the same of values, which have another width only where they lie within keys
+  bool within_keys;
   Shape(const AttentionArgs& a, int tokens)
       : rows(tokens * (a.heads / a.kv_heads)),
         group(a.heads / a.kv_heads),
         width(a.head_dim),
-        padded(int(round_up(a.head_dim, W))) {}
-  size_t state() const { return size_t(rows) * size_t(padded + 2); }
+        padded(int(round_up(a.head_dim, W))),
+        values(a.value_dim),
+        padded_values(int(round_up(a.value_dim, W))),
+        within_keys(!a.cache.kv_stride) {}
+  size_t state() const { return size_t(rows) * size_t(padded_values + 2); }
   size_t tile() const { return size_t(kTile) * size_t(padded); }
 };
 
 inline State state_at(float* p, const Shape& s) {
-  float* m = p + size_t(s.rows) * s.padded;
+  float* m = p + size_t(s.rows) * s.padded_values;
   return {p, m, m + s.rows};
 }
 
 inline void clear(const State& st, const Shape& s) {
-  for (int i = 0; i < s.rows * s.padded; i += W) vstore(st.o + i, vset(0.0f));
+  for (int i = 0; i < s.rows * s.padded_values; i += W) vstore(st.o + i, vset(0.0f));
   for (int r = 0; r < s.rows; ++r) st.m[r] = kNoScore, st.l[r] = 0.0f;
 }
 
@@ -51,8 +56,8 @@ inline void fold(const State& total, const State& part, const Shape& s) {
   for (int r = 0; r < s.rows; ++r) {
     float m = total.m[r] > part.m[r] ? total.m[r] : part.m[r];
     float old_weight = exp2_scalar(total.m[r] - m), new_weight = exp2_scalar(part.m[r] - m);
-    float *to = total.o + r * s.padded, *po = part.o + r * s.padded;
-    for (int i = 0; i < s.padded; i += W)
+    float *to = total.o + r * s.padded_values, *po = part.o + r * s.padded_values;
+    for (int i = 0; i < s.padded_values; i += W)
       vstore(to + i, vfma(vload(po + i), vset(new_weight), vload(to + i) * vset(old_weight)));
     total.l[r] = total.l[r] * old_weight + part.l[r] * new_weight;
     total.m[r] = m;
@@ -64,7 +69,7 @@ inline void finish(const AttentionArgs& a, const AttentionItem& it, const State&
   const int64_t first = a.query_start[it.sequence] + it.token;
   for (int r = 0; r < s.rows; ++r) {
     const int head = it.kv_head * s.group + r % s.group;
-    float *o = st.o + r * s.padded, l = st.l[r], scale = 1.0f;
+    float *o = st.o + r * s.padded_values, l = st.l[r], scale = 1.0f;
     if (a.sinks) {
       float sink = a.sinks[head] * kLog2e, m = st.m[r] > sink ? st.m[r] : sink;
       scale = exp2_scalar(st.m[r] - m);
@@ -72,8 +77,8 @@ inline void finish(const AttentionArgs& a, const AttentionItem& it, const State&
     }
     // A row without keys gives zeros.
     Vec factor = vset(l == 0.0f ? 0.0f : scale / l);
-    for (int i = 0; i < s.padded; i += W) vstore(o + i, vload(o + i) * factor);
-    narrow_row(o, static_cast<T*>(a.out) + (first + r / s.group) * a.out_stride + head * s.width, s.width);
+    for (int i = 0; i < s.padded_values; i += W) vstore(o + i, vload(o + i) * factor);
+    narrow_row(o, static_cast<T*>(a.out) + (first + r / s.group) * a.out_stride + head * s.values, s.values);
   }
 }
 
@@ -306,6 +311,29 @@ inline Tile<float> gather_tile(const AttentionArgs& a, const AttentionItem& it, 
   return wide;
 }
 
+// A tile in float32 whose values are the leading elements of its keys. What no query sees is zero.
+template <class C>
+inline Tile<float> latent_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, int base, Span all,
+                               float* memory) {
+  Tile<float> wide;
+  wide.k_stride = kSegment, wide.v_stride = s.padded_values;
+  const int bs = a.cache.block_size;
+  for (int i = 0; i < kSegments; ++i) {
+    float* keys = memory + size_t(i) * kSegment * s.width;
+    float* values = memory + s.tile() + size_t(i) * kSegment * s.padded_values;
+    wide.keys[i] = keys, wide.values[i] = values;
+    const int token = base + i * kSegment;
+    if (token < all.begin || token + kSegment > all.end)
+      __builtin_memset(keys, 0, size_t(kSegment) * size_t(s.width) * sizeof(float));
+    for_pieces<C>(a, it, token, all, [&](int at, const C* k, const C*, int offset, int count) {
+      for (int d = 0; d < s.width; ++d) widen_row(k + d * bs + offset, keys + d * kSegment + at, count);
+    });
+    for (int d = 0; d < s.values; ++d)
+      for (int j = 0; j < kSegment; ++j) values[j * s.padded_values + d] = keys[d * kSegment + j];
+  }
+  return wide;
+}
+
 template <class C>
 void attend_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, const float* q, const State& st,
                  float* scores, const Tile<C>& tile, const float* scales, int base, Span all) {
@@ -319,13 +347,13 @@ void attend_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s
   });
   for (int r = 0; r < s.rows; ++r) {
     Span span = row_span(a, it, r / s.group);
-    soften(a, scores + r * kTile, scales, st.o + r * s.padded, st.m[r], st.l[r], span.begin - base, span.end - base,
-           s.padded);
+    soften(a, scores + r * kTile, scales, st.o + r * s.padded_values, st.m[r], st.l[r], span.begin - base,
+           span.end - base, s.padded_values);
   }
   for_row_groups(s.rows, [&](int first, auto count) {
     constexpr int R = decltype(count)::value;
-    value_rows<C, R>(st.o + first * s.padded, s.padded, scores + first * kTile, tile.values, tile.v_stride, s.width,
-                     lo, hi);
+    value_rows<C, R>(st.o + first * s.padded_values, s.padded_values, scores + first * kTile, tile.values,
+                     tile.v_stride, s.values, lo, hi);
   });
 }
 
@@ -380,6 +408,10 @@ struct AttendVectors {
     for_chunks<T>(a, it, s, wide + 2 * s.tile(), [&](int chunk, const State& part) {
       for (int base = chunk * kChunk; base < (chunk + 1) * kChunk; base += kTile) {
         if (base + kTile <= all.begin || base >= all.end) continue;
+        if (s.within_keys) {
+          attend_tile<float>(a, it, s, q, part, scores, latent_tile<C>(a, it, s, base, all, wide), scales, base, all);
+          continue;
+        }
         if (a.cache.block_size < kSegment) {
           const Tile<float> found = gather_tile<C>(a, it, s, base, all, wide, scales);
           attend_tile<float>(a, it, s, q, part, scores, found, scales, base, all);

@@ -60,14 +60,14 @@ template <class T>
 inline void prepare_row(const WriteArgs& a, const T* x, const void* norm, const float* cos_sin, float* row) {
   widen_row(x, row, a.head_dim);
   if (norm) head_norm(row, static_cast<const T*>(norm), a.head_dim, a.eps, a.norm_offset);
-  if (cos_sin) rotate(row, cos_sin, a.rotary_dim);
+  if (cos_sin) rotate(row + (a.cache.kv_stride ? 0 : a.head_dim - a.rotary_dim), cos_sin, a.rotary_dim);
 }
 
 template <class T, class C>
 void write_typed(const WriteArgs& a, int64_t begin, int64_t end) {
   const int D = a.head_dim, bs = a.cache.block_size;
-  alignas(64) float row[kMaxHeadDim];
-  alignas(64) C cells[kMaxHeadDim];
+  alignas(64) float row[kMaxLatentDim];
+  alignas(64) C cells[kMaxLatentDim];
   for (int64_t t = begin; t < end; ++t) {
     const float* cos_sin = a.cos_sin ? a.cos_sin + a.positions[t] * a.cos_sin_stride : nullptr;
     if (a.q) {
@@ -92,6 +92,7 @@ void write_typed(const WriteArgs& a, int64_t begin, int64_t end) {
       else
         narrow_row(row, cells, D);
       for (int d = 0; d < D; ++d) keys[d * bs + offset] = cells[d];
+      if (!a.cache.kv_stride) continue;
       if constexpr (kScaled<C>) {
         widen_row(v + h * D, row, D);
         scales_of(values, D, bs)[offset] = encode_row(row, D, values + offset * D);

@@ -54,9 +54,25 @@ void rope_write_kv(int dtype, const Rows& qkv, const Rows& q_out, int64_t tokens
   launch_write(rope_write(Dtype(dtype), qkv, q_out, tokens, heads, cache, at<int64_t>(slots), rotation, norms));
 }
 
+// Keys alone are written, and their last values rotated.
+void rope_write_latent(int dtype, const Rows& rows, const Rows& q_out, int64_t tokens, const Heads& heads,
+                       const Cache& cache, Address slots, const Rotation& rotation) {
+  launch_write(rope_write(Dtype(dtype), rows, q_out, tokens, heads, cache, at<int64_t>(slots), rotation, HeadNorms{}));
+}
+
+void latent_attention(int dtype, const Rows& q, const Rows& out, const Heads& heads, int value_dim, const Cache& cache,
+                      const Rows& tables, const Scoring& scoring, Address context_lens, Address query_start,
+                      int sequences) {
+  auto a = attention_of<AttentionArgs>(Dtype(dtype), q, out, heads, cache, tables, scoring);
+  a.value_dim = value_dim;
+  a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start), a.sequences = sequences;
+  launch_attention(a);
+}
+
 void paged_attention(int dtype, const Rows& q, const Rows& out, const Heads& heads, const Cache& cache, const Rows& tables,
                      const Scoring& scoring, Address context_lens, Address query_start, int sequences) {
   auto a = attention_of<AttentionArgs>(Dtype(dtype), q, out, heads, cache, tables, scoring);
+  a.value_dim = a.head_dim;
   a.context_lens = at<int32_t>(context_lens), a.query_start = at<int32_t>(query_start), a.sequences = sequences;
   launch_attention(a);
 }
@@ -182,6 +198,8 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("write_kv", &write_kv, free);
   m.def("rope_write_kv", &rope_write_kv, free);
   m.def("paged_attention", &paged_attention, free);
+  m.def("rope_write_latent", &rope_write_latent, free);
+  m.def("latent_attention", &latent_attention, free);
   m.def("linear", &linear, free);
   m.def("quantised_linear", &quantised_linear, free);
   m.def("grouped_linear", &grouped_linear, free);
@@ -211,6 +229,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, free);
   m.attr("max_head_dim") = kMaxHeadDim;
+  m.attr("max_latent_dim") = kMaxLatentDim;
   add_layouts(m);
   level();  // A wrong OCTAVO_CPU_LEVEL fails the import, not the first operation.
 }

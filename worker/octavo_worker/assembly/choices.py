@@ -13,6 +13,7 @@ from octavo_kernels.features import Feature, features
 from octavo_worker.assembly.devices import (
     check_block_size,
     check_heads,
+    check_kv_dtype,
     check_ranks,
     check_states,
     check_uniform,
@@ -74,6 +75,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     if described is None:
         trial = trial or tried_route(config, form, dtype)
     check_states(device, config.model_type, described)
+    check_kv_dtype(options.kv_dtype, config.model_type, described)
     if options.quantization != "auto":
         form = online_format(options.quantization, form, described, config.model_type, folder)
     if options.deterministic and device.type == "cuda":
@@ -88,10 +90,12 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
 
 def has_decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
     """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits, but
-    not beside a dense MLP."""
+    not beside a dense MLP, and latent attention has none."""
     family = family_of(config)
-    if family is None or family.mlps is None or device.type == "cpu":
+    if family is None or device.type == "cpu":
         return family is not None
+    if family.latent is not None or family.mlps is None:
+        return family.latent is None
     described = described_by(config, None)
     mixtures = [] if described is None else described.mixtures
     if not mixtures or any(mlp.beside for mlp in mixtures):
@@ -117,8 +121,7 @@ def kept_of(described: DecoderConfig | None, trial: Trial | None, dtype: torch.d
     if trial is not None:
         return trial.cache
     assert described is not None
-    layers, kept = described.attention_layers, dtype_name(dtype)
-    return [None if layer is None else described.of(layer).kept(layer, kept) for layer in layers]
+    return described.cache(dtype_name(dtype))
 
 
 def described_by(config: ModelConfig, rope_len: int | None) -> DecoderConfig | None:

@@ -47,7 +47,10 @@ def check_heads(family: str, shapes: Iterable[AttentionShape], device: torch.dev
                 f"{MOST_WIDTH_ON_AMD} are the most; give --device cpu."
             )
         try:
-            ops.empty_cache(1, 1, shape.kv_heads, LEAST_BLOCK, shape.width, torch.float16, "meta")
+            if shape.latent:
+                ops.check_latent(shape.width)
+            else:
+                ops.empty_cache(1, 1, shape.kv_heads, LEAST_BLOCK, shape.width, torch.float16, "meta")
         except ValueError as error:
             raise UnsupportedModel(f"{family!r}: {error}; {NEXT}") from error
         if shape.heads % shape.kv_heads:
@@ -62,6 +65,14 @@ def check_states(device: torch.device, family: str, described: DecoderConfig | N
     if device.type != "cpu" and described is not None and any(described.recurrent_layers):
         raise UnsupportedModel(
             f"{family!r} has recurrent layers, which run on CPUs alone so far; give --device cpu, or {NEXT}"
+        )
+
+
+def check_kv_dtype(kv_dtype: str, family: str, described: DecoderConfig | None) -> None:
+    """Raises `UnsupportedModel` for a cache in eight bits of latent rows, whose rotated part would be rounded, too."""
+    if kv_dtype != "auto" and described is not None and described.latent_layers:
+        raise UnsupportedModel(
+            f"{family!r} keeps one latent row of a token, which has no form in eight bits; leave --kv-dtype out."
         )
 
 

@@ -47,17 +47,19 @@ class Costs:
         hidden, seen = config.hidden_size, config.attentions
         each = list(zip(seen, (layer for layer in config.attention_layers if layer is not None), strict=True))
         attention = hidden * sum(2 * c.q_size + own.projected * c.kv_size + c.gate_size for c, own in each)
+        latent = config.latent_layers
         recurrent = [layer for layer in config.recurrent_layers if layer is not None]
         states = hidden * sum(layer.inner.size + sum(part.size for part in layer.segments) for layer in recurrent)
         columns = sum(layer.mlp.columns for layer in config.layers if layer.mlp is not None)
         mlps = (3 if config.gated else 2) * hidden * columns
         inputs = 0 if config.layer_inputs is None else 3 * hidden * config.layer_inputs.width * len(config.layers)
         return cls(
-            layers=attention + states + mlps + inputs,
+            layers=attention + sum(c.weights(hidden) for c in latent) + states + mlps + inputs,
             head=hidden * len(vocabulary_of(config.vocab_size, Rank(0, ranks))),
             weight_bytes=weight_bytes,
-            kv_bytes=2 * sum(c.kv_size for c, own in each if own.shares is None) * kv_itemsize,
-            pair_flops=4 * sum(c.q_size for c in seen),
+            kv_bytes=(2 * sum(c.kv_size for c, own in each if own.shares is None) + sum(c.width for c in latent))
+            * kv_itemsize,
+            pair_flops=4 * sum(c.q_size for c in seen) + 2 * sum(c.heads * (c.width + c.rank) for c in latent),
             experts=experts,
         )
 

@@ -14,12 +14,14 @@ SCALE_BYTES = {"int8": 4, "float8_e4m3fn": 4}
 @dataclass(frozen=True, slots=True, order=True)
 class AttentionShape:
     """The shape of attention that layers with one plan have in common: queries of `heads` see the last `window` tokens
-    (0: all), of which there are keys and values of `kv_heads`, `width` elements each."""
+    (0: all), of which there are keys and values of `kv_heads`, `width` elements each. `latent`: values are the first
+    elements of keys."""
 
     window: int
     heads: int
     kv_heads: int
     width: int
+    latent: bool = False
 
     @property
     def group(self) -> int:
@@ -31,7 +33,8 @@ class AttentionShape:
 class CacheSpec:
     """Keys and values that a layer keeps of a token: `kv_heads` of each, `key_dim` and `value_dim` elements wide, of
     type `dtype`. A query sees the last `window` tokens; 0: all. There are `heads` of queries; 0: as many as of keys.
-    A layer that `shares` keeps nothing of its own: it reads what the layer of that number keeps, an earlier one."""
+    A layer that `shares` keeps nothing of its own: it reads what the layer of that number keeps, an earlier one.
+    Where it keeps a `latent`, there are no values beside keys: they are the first `value_dim` elements of them."""
 
     kv_heads: int
     key_dim: int
@@ -40,16 +43,22 @@ class CacheSpec:
     window: int = 0
     heads: int = 0
     shares: int | None = None
+    latent: bool = False
 
     @property
     def shape(self) -> AttentionShape:
-        return AttentionShape(self.window, self.heads or self.kv_heads, self.kv_heads, self.key_dim)
+        return AttentionShape(self.window, self.heads or self.kv_heads, self.kv_heads, self.key_dim, self.latent)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a token and head: of keys and of values."""
+        return 1 if self.latent else 2
 
     @property
     def token_bytes(self) -> int:
         """Bytes of the keys and values of one token, scales included."""
-        elements = (self.key_dim + self.value_dim) * ELEMENT_BYTES[self.dtype]
-        return self.kv_heads * (elements + 2 * SCALE_BYTES.get(self.dtype, 0))
+        elements = (self.key_dim + (0 if self.latent else self.value_dim)) * ELEMENT_BYTES[self.dtype]
+        return self.kv_heads * (elements + self.rows * SCALE_BYTES.get(self.dtype, 0))
 
 
 @dataclass(frozen=True, slots=True)

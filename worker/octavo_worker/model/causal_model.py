@@ -99,8 +99,8 @@ def empty_cache(model: CausalModel, cache: CacheConfig) -> Pools:
 
 def layer_caches(blocks: Tensor, layout: KvLayout) -> list[Tensor | None]:
     """The part of each layer in `blocks[num_blocks, elements]`: `[num_blocks, 2, kv_heads, cells]`, as operations take
-    it; None where a layer keeps nothing. Layers whose keys and values differ in width have none that they could
-    take."""
+    it, of a latent `[num_blocks, 1, 1, cells]`; None where a layer keeps nothing. Layers whose keys and values differ
+    in width have none that they could take."""
     parts = list[Tensor | None]()
     for spec, piece in zip(layout.specs, layout.pieces, strict=True):
         if spec is None or piece is None:
@@ -108,5 +108,5 @@ def layer_caches(blocks: Tensor, layout: KvLayout) -> list[Tensor | None]:
             continue
         first, count = piece.offset // blocks.itemsize, piece.nbytes // blocks.itemsize
         part = blocks[:, first : first + count]
-        parts.append(part.view(len(blocks), 2, spec.kv_heads, count // (2 * spec.kv_heads)))
+        parts.append(part.view(len(blocks), spec.rows, spec.kv_heads, count // (spec.rows * spec.kv_heads)))
     return parts

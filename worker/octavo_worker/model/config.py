@@ -44,6 +44,44 @@ class AttentionLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentLayer:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Of a token it keeps a latent of `rank`
+    values and one key of `rotated` values, by `rope`. Queries of each of the `heads` have `plain` values, that meet
+    keys made of the latent, then `rotated` ones; its values, `value_dim` wide, are made of the latent, too. Queries are
+    a product with the input, or, with a `query_rank`, with a normed product of so many columns. `norm_eps`: of both
+    norms. `interleaved`: neighbours are rotated together; the stored order differs. `biased`: of the products that make
+    the latents, and of the last one."""
+
+    scale: float
+    rope: str
+    heads: int
+    rank: int
+    plain: int
+    rotated: int
+    value_dim: int
+    query_rank: int | None = None
+    interleaved: bool = True
+    biased: bool = False
+    norm_eps: float = 1e-6
+
+    @property
+    def width(self) -> int:
+        """Of what is kept of a token."""
+        return self.rank + self.rotated
+
+    def weights(self, hidden: int) -> int:
+        """Values of its matrices that a step reads, with hidden states so wide."""
+        queries = self.heads * (self.plain + self.rotated)
+        low = hidden * queries if self.query_rank is None else self.query_rank * (hidden + queries)
+        absorbed = self.heads * self.rank * (self.plain + self.value_dim)
+        return low + hidden * (self.width + self.heads * self.value_dim) + absorbed
+
+    def kept(self, dtype: str) -> CacheSpec:
+        """The cache of a token of the type `dtype`."""
+        return CacheSpec(1, self.width, self.rank, dtype, heads=self.heads, latent=True)
+
+
+@dataclass(frozen=True, slots=True)
 class OutputGate:
     """Factors of attention's output, `activation` of a product with the layer's input: one for each head, or for each
     of its values. One `in_queries` is stored with them: the rows of each head's query, then those of its gate."""
@@ -63,7 +101,7 @@ class Branches:
     recurrent_factor: float = 1.0
 
 
-MixerLayer = AttentionLayer | RecurrentLayer | Branches
+MixerLayer = AttentionLayer | LatentLayer | RecurrentLayer | Branches
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +258,19 @@ class DecoderConfig:
         """The recurrence of each layer, None where there is none."""
         mixers = [layer.attention for layer in self.layers]
         parts = [mixer.recurrent if isinstance(mixer, Branches) else mixer for mixer in mixers]
-        return [None if isinstance(part, AttentionLayer) else part for part in parts]
+        return [None if isinstance(part, AttentionLayer | LatentLayer) else part for part in parts]
+
+    @property
+    def latent_layers(self) -> list[LatentLayer]:
+        """Layers with latent attention."""
+        return [layer.attention for layer in self.layers if isinstance(layer.attention, LatentLayer)]
+
+    def cache(self, dtype: str) -> list[CacheSpec | None]:
+        """The cache of a token of the type `dtype`, by layer."""
+        mixers = [layer.attention for layer in self.layers]
+        latent = [mixer.kept(dtype) if isinstance(mixer, LatentLayer) else None for mixer in mixers]
+        own = [None if layer is None else self.of(layer).kept(layer, dtype) for layer in self.attention_layers]
+        return [one or other for one, other in zip(latent, own, strict=True)]
 
     @property
     def attentions(self) -> list[DecoderConfig]:

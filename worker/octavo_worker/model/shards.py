@@ -10,7 +10,15 @@ from typing import final
 
 from octavo_worker.contract.options import ExpertsOfRanks
 from octavo_worker.model.checkpoint.formats.base import Held
-from octavo_worker.model.config import AttentionLayer, Branches, DecoderConfig, DenseMlp, MixerLayer, MixtureMlp
+from octavo_worker.model.config import (
+    AttentionLayer,
+    Branches,
+    DecoderConfig,
+    DenseMlp,
+    LatentLayer,
+    MixerLayer,
+    MixtureMlp,
+)
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.model.recurrent.layers import ConvLayer, DeltaLayer, RecurrentLayer, Segment, SsmLayer
 from octavo_worker.ranks.rank import Rank, vocabulary_of
@@ -47,6 +55,8 @@ class Shards:
             return replace(mixer, attention=self._attention(mixer.attention), recurrent=self.recurrent(mixer.recurrent))
         if mixer is None or isinstance(mixer, AttentionLayer):
             return mixer and self._attention(mixer)
+        if isinstance(mixer, LatentLayer):
+            return replace(mixer, heads=len(self._heads))
         return self.recurrent(mixer)
 
     def _attention(self, layer: AttentionLayer) -> AttentionLayer:
@@ -91,8 +101,16 @@ class Shards:
         rows = _stacked([q, *[kv] * projected], [c.q_size, *[c.kv_size] * projected], parts)
         return Held(rows, range(c.hidden_size))
 
+    def heads_of(self, width: int, depth: int) -> Held:
+        """Rows of this rank's heads, so wide, of a matrix of that depth."""
+        return Held([[_scaled(self._heads, width)]], range(depth))
+
+    def out_of(self, width: int) -> Held:
+        """The depth of this rank's heads, so wide, of attention's last product."""
+        return Held([[range(self.whole.hidden_size)]], _scaled(self._heads, width))
+
     def out(self) -> Held:
-        return Held([[range(self.whole.hidden_size)]], _scaled(self._heads, self.whole.head_dim))
+        return self.out_of(self.whole.head_dim)
 
     def output_gate(self) -> Held:
         """Rows of the gate of attention's output."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo_worker.model.checkpoint.formats import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
+from octavo_worker.model.checkpoint.latent import LatentReader
 from octavo_worker.model.checkpoint.mixtures import MixtureReader, without_bias
 from octavo_worker.model.checkpoint.recurrent import RecurrentReader
 from octavo_worker.model.checkpoint.source import Cut
@@ -17,6 +18,7 @@ from octavo_worker.model.config import (
     Branches,
     DecoderConfig,
     DenseMlp,
+    LatentLayer,
     Layer,
     LayerInputs,
     MixerLayer,
@@ -149,6 +151,12 @@ class _Builder:
         assert layer is not None
         if isinstance(layer, Branches):
             return BranchMixer(layer, self._attention(at, layer.attention), self._recurrent(at, layer.recurrent))
+        if isinstance(layer, LatentLayer):
+            out = self._last(
+                at + self.names.out, layer.heads * layer.value_dim, layer.biased,
+                self.shards and self.shards.out_of(layer.value_dim),
+            )  # fmt: skip
+            return LatentReader(self.config, self.reader, self.form, self.shards).read(at, layer, out)
         return self._attention(at, layer) if isinstance(layer, AttentionLayer) else self._recurrent(at, layer)
 
     def _recurrent(self, at: str, layer: RecurrentLayer) -> RecurrentMixer:

@@ -63,6 +63,20 @@ class RecurrentNames:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentNames:
+    """Names of latent attention's tensors: the product of queries, or the two that make them and the norm between; the
+    product that makes what is kept, the norm of its latent, and the product that makes keys and values of that."""
+
+    q: str = "self_attn.q_proj"
+    q_down: str = "self_attn.q_a_proj"
+    q_norm: str = "self_attn.q_a_layernorm"
+    q_up: str = "self_attn.q_b_proj"
+    kv_down: str = "self_attn.kv_a_proj_with_mqa"
+    kv_norm: str = "self_attn.kv_a_layernorm"
+    kv_up: str = "self_attn.kv_b_proj"
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """Names of the tensors in a family's checkpoints, without `.weight` and `.bias`.
 
@@ -92,6 +106,7 @@ class Names:
     post_mlp_norm: str = "post_feedforward_layernorm"
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)
     recurrent: RecurrentNames | None = None
+    latent: LatentNames = LatentNames()
     renamed: tuple[tuple[str, str], ...] = ()
     layer_inputs: LayerInputNames = LayerInputNames()
     layer_scalar: str = "layer_scalar"  # the whole name

@@ -11,6 +11,7 @@ from octavo_worker.model.families.family import Family
 from octavo_worker.model.families.gemma4 import GEMMAS4
 from octavo_worker.model.families.hybrids import HYBRIDS
 from octavo_worker.model.families.kin import GEMMAS, GRANITES, OLMOS
+from octavo_worker.model.families.latent import LATENT
 from octavo_worker.model.families.layer_normed import LAYER_NORMED
 from octavo_worker.model.families.llama import LLAMAS
 from octavo_worker.model.families.mixtures import MIXTURES
@@ -28,6 +29,7 @@ FAMILIES: dict[str, Family] = {
     **LAYER_NORMED,
     **MIXTURES,
     **HYBRIDS,
+    **LATENT,
 }
 """By the `model_type` of their config.json, or of its text part."""
 

@@ -12,6 +12,7 @@ from octavo_worker.model.config import (
     AttentionLayer,
     DecoderConfig,
     DenseMlp,
+    LatentLayer,
     Layer,
     MixerLayer,
     MixtureMlp,
@@ -40,6 +41,8 @@ Mlps = Callable[[ModelConfig], Sequence[DenseMlp | MixtureMlp | None]]
 """The MLP of each layer; None: it has none."""
 Recurrent = Callable[[ModelConfig, Sequence[AttentionLayer]], Sequence[MixerLayer | None]]
 """The mixer of each layer, of which some are the attention of that layer; None: it has none."""
+Latent = Callable[[ModelConfig, AttentionLayer], LatentLayer]
+"""The latent attention that each layer has in the place of one."""
 LLAMA = Names()
 
 
@@ -117,6 +120,7 @@ class Family:
     width: Callable[[ModelConfig], int] = width_of
     mlps: Mlps | None = None  # all dense, of that width
     recurrent: Recurrent | None = None  # all are attention
+    latent: Latent | None = None  # all are attention
     norm_eps: str | float = "rms_norm_eps"  # a field of the config, or a constant
     fields: Differences = field(default_factory=dict)
     differences: Callable[[ModelConfig], Differences] = no_differences
@@ -138,7 +142,7 @@ class Family:
         own = differences.pop("attention", [{}] * config.num_hidden_layers)
         each = zip(scales, self._windows(config), rotated, own, strict=True)
         attentions = [AttentionLayer(scale, window, rope, **fields) for scale, window, rope, fields in each]
-        mixers = attentions if self.recurrent is None else self.recurrent(config, attentions)
+        mixers = self._mixers(config, attentions)
         mlps = self.mlps(config) if self.mlps else [DenseMlp(self.width(config))] * config.num_hidden_layers
         layers = [Layer(*each) for each in zip(mixers, mlps, norms, strict=True)]
         bias = getattr(config, "attention_bias", False)
@@ -162,6 +166,11 @@ class Family:
             "tied": getattr(config, "tie_word_embeddings", False),
         }
         return DecoderConfig(**(described | dict(self.fields) | differences))
+
+    def _mixers(self, config: ModelConfig, attentions: Sequence[AttentionLayer]) -> Sequence[MixerLayer | None]:
+        if self.latent is not None:
+            return [self.latent(config, attention) for attention in attentions]
+        return attentions if self.recurrent is None else self.recurrent(config, attentions)
 
     def _windows(self, config: ModelConfig) -> list[int]:
         """Sliding window of each layer; a config without `layer_types` slides in every layer."""

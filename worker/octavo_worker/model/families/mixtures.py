@@ -64,7 +64,7 @@ def is_sparse_step(config: ModelConfig, layer: int) -> bool:
     return not listed and config.num_experts > 0 and (layer + 1) % config.decoder_sparse_step == 0
 
 
-def _is_listed(config: ModelConfig, layer: int) -> bool:
+def is_listed(config: ModelConfig, layer: int) -> bool:
     return bool(config.mlp_layer_types[layer] == "sparse")
 
 
@@ -341,7 +341,7 @@ MIXTURES: dict[str, Family] = {
         names=Names(output_gate="self_attn.g_proj", experts=(LAGUNA,)),
         slides=True,
         rotation=rotates_partly_by_kind,
-        mlps=mixed(_laguna, _is_listed),
+        mlps=mixed(_laguna, is_listed),
         fields=HEAD_NORMS,
         differences=_laguna_values,
         as_described=_is_not_capped,
@@ -349,7 +349,7 @@ MIXTURES: dict[str, Family] = {
     "mellum": Family(
         slides=True,
         rotation=rotates_by_kind,
-        mlps=mixed(_qwen3, _is_listed),
+        mlps=mixed(_qwen3, is_listed),
         fields=HEAD_NORMS,
         differences=_extra_layers,
     ),
@@ -361,12 +361,12 @@ MIXTURES: dict[str, Family] = {
         fields={"qk_norm": "whole"},
         differences=no_bias,
     ),
-    "hy_v3": Family(names=Names(experts=(HY, HY_RENAMED)), mlps=mixed(_hy, _is_listed), fields=HEAD_NORMS),
+    "hy_v3": Family(names=Names(experts=(HY, HY_RENAMED)), mlps=mixed(_hy, is_listed), fields=HEAD_NORMS),
     "exaone_moe": Family(
         names=Names(experts=(HY_RENAMED, RENAMED), towers=("mtp",)),
         slides=True,
         rotation=rotates_where(slides_if_rotated),
-        mlps=mixed(_exaone, _is_listed),
+        mlps=mixed(_exaone, is_listed),
         fields=HEAD_NORMS,
         differences=no_bias,
     ),

@@ -1,0 +1,113 @@
+"""Multi-head latent attention on the CPU: of a token one key is kept, whose leading elements are its values.
+
+DeepSeek-V2 (arXiv 2405.04434, section 2.1) in the absorbed form: all heads read the same row of a token, the latent and
+a rotated key behind it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import _cpu, checks
+from octavo_kernels.cache.blocks import HEAD_DIM_MULTIPLE, check_block_size
+from octavo_kernels.call import check, check_devices, check_heads, float_type, rows_of
+from octavo_kernels.operands import rows_at
+
+
+def check_latent(width: int) -> None:
+    """Raises `ValueError` for rows that no cache can have."""
+    if not 0 < width <= _cpu.max_latent_dim or width % HEAD_DIM_MULTIPLE:
+        raise ValueError(
+            f"a row of the latent and the rotated key must be a multiple of {HEAD_DIM_MULTIPLE} up to "
+            f"{_cpu.max_latent_dim} wide, not {width}"
+        )
+
+
+def write_latent(
+    rows: Tensor,
+    q_out: Tensor,
+    layer_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    block_size: int = 16,
+) -> Tensor:
+    """Rotary embedding of the last values of each query and of the key, then the key into the layer's cache; returns
+    `q_out`.
+
+    `rows[T, (heads + 1) * width]` has the queries of all heads, then the key; `q_out[T, heads, width]`. `layer_cache`
+    is `[num_blocks, 1, 1, block_size * width]` of their type. `slots[T]` and `positions[T]` are int64; a slot of -1
+    skips the write. `cos_sin[max_pos, rotary_dim]` (float32) as in `rope_write_kv`. Raises `TypeError` or `ValueError`,
+    naming the argument, for what does not fit together."""
+    dtype = float_type("rows", rows)
+    tokens, packed = rows_of("rows", rows)
+    check("q_out", q_out, rows.dtype, (tokens, None, None))
+    check_heads("q_out", q_out)
+    _, heads, width = q_out.shape
+    if packed != (heads + 1) * width:
+        raise ValueError(f"rows must have ({heads} + 1) * {width} columns, not {packed}")
+    cache = _layout(layer_cache, rows.dtype, width, block_size)
+    check("slots", slots, torch.int64, (tokens,))
+    check("positions", positions, torch.int64, (tokens,))
+    check("cos_sin", cos_sin, torch.float32, (None, None))
+    rotary_dim = cos_sin.shape[1]
+    if rotary_dim % 2 or rotary_dim > width:
+        raise ValueError(f"cos_sin must have an even number of columns up to {width}, not {rotary_dim}")
+    _check_cpu({"rows": rows, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions})
+    if checks.wanted(slots):
+        checks.writes(layer_cache, block_size, slots)
+        checks.in_range("positions", positions, 0, cos_sin.shape[0], "rows of cos_sin")
+    _cpu.rope_write_latent(
+        dtype, rows_at(rows), rows_at(q_out), tokens, (heads, 1, width), cache, slots.data_ptr(),
+        (positions.data_ptr(), *rows_at(cos_sin), rotary_dim),
+    )  # fmt: skip
+    return q_out
+
+
+def latent_attention(
+    q: Tensor,
+    layer_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_start: Tensor,
+    out: Tensor,
+    scale: float,
+    block_size: int = 16,
+) -> Tensor:
+    """Causal attention of `q[T, heads, width]` over rows that `write_latent` wrote, into `out[T, heads, values]`: a
+    token's values are the first of its key. All else is as in `paged_attention`, the order of sums, too."""
+    dtype = float_type("q", q)
+    check("q", q, q.dtype, (None, None, None))
+    tokens, heads, width = q.shape
+    check("out", out, q.dtype, (tokens, heads, None))
+    for name, tensor in (("q", q), ("out", out)):
+        check_heads(name, tensor)
+    values = out.shape[2]
+    if not 0 < values <= width:
+        raise ValueError(f"out must have 1 to {width} values a head, not {values}")
+    cache = _layout(layer_cache, q.dtype, width, block_size)
+    check("context_lens", context_lens, torch.int32, (None,))
+    sequences = context_lens.shape[0]
+    check("block_tables", block_tables, torch.int32, (sequences, None))
+    check("query_start", query_start, torch.int32, (sequences + 1,))
+    _check_cpu({"q": q, "layer_cache": layer_cache, "block_tables": block_tables, "out": out})
+    if checks.wanted(q):
+        checks.reads(layer_cache, block_size, block_tables, context_lens, query_start, len(q), 0)
+    _cpu.latent_attention(
+        dtype, rows_at(q), rows_at(out), (heads, 1, width), values, cache, rows_at(block_tables), (scale, 0, 0.0, 0),
+        context_lens.data_ptr(), query_start.data_ptr(), sequences,
+    )  # fmt: skip
+    return out
+
+
+def _layout(cache: Tensor, dtype: torch.dtype, width: int, block_size: int) -> tuple[int, ...]:
+    """What the module calls a cache: values lie no distance behind keys."""
+    check_block_size(block_size, cache.device)
+    check_latent(width)
+    check("layer_cache", cache, dtype, (None, 1, 1, block_size * width))
+    return cache.data_ptr(), 0, cache.stride(0), 0, cache.stride(2), block_size
+
+
+def _check_cpu(tensors: dict[str, Tensor | None]) -> None:
+    if check_devices(tensors).type != "cpu":
+        raise ValueError(f"{next(iter(tensors))} is on a GPU, where latent attention has no kernels")

@@ -1,0 +1,127 @@
+"""Latent attention on the CPU: one row of a token, whose first elements are its values and whose last are rotated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo_kernels import ops, reference
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+LENGTHS = [(1, 1), (1, 15), (1, 17), (1, 64), (1, 65), (1, 700), (5, 5), (33, 33), (17, 48), (3, 600), (0, 20)]
+ROTARY = 8
+
+
+@dataclass
+class Rows:
+    """Sequences in one paged cache: blocks shuffled, what is not written is NaN. `keys` are those of each sequence."""
+
+    queries: Tensor
+    cache: Tensor
+    tables: Tensor
+    context_lens: Tensor
+    query_start: Tensor
+    keys: list[Tensor]
+    block_size: int
+
+    def attend(self, values: int, scale: float = 0.125) -> Tensor:
+        out = self.queries.new_full((*self.queries.shape[:2], values), float("nan"))
+        sequences = (self.tables, self.context_lens, self.query_start)
+        return ops.latent_attention(self.queries, self.cache, *sequences, out, scale, self.block_size)
+
+
+def written(
+    lengths: list[tuple[int, int]], heads: int, width: int, dtype: torch.dtype = torch.float32, block_size: int = 16
+) -> Rows:
+    """Queries and keys as `write_latent` rotates and writes them."""
+    generator = torch.Generator().manual_seed(heads + width)
+    needed = [-(-context // block_size) for _, context in lengths]
+    cache = torch.full((sum(needed) + 2, 2, block_size * width), float("nan"), dtype=dtype)[:, 1:, None]
+    order = torch.randperm(sum(needed), generator=generator) + 1
+    tables = torch.full((len(lengths), max(needed)), -(2**31), dtype=torch.int32)
+    cos_sin = torch.randn(1000, ROTARY, generator=generator)
+    queries, keys, start = [], [], 0
+    for row, ((asked, context), count) in enumerate(zip(lengths, needed, strict=True)):
+        blocks = order[start : start + count]
+        tables[row, :count] = blocks
+        start += count
+        x = torch.randn(context, (heads + 1) * width, generator=generator).to(dtype)
+        at = torch.arange(context)
+        slots = blocks[at // block_size] * block_size + at % block_size
+        q = torch.empty(context, heads, width, dtype=dtype)
+        ops.write_latent(x, q, cache, slots, at, cos_sin, block_size)
+        turned = x.view(context, heads + 1, width).float().clone()
+        turned[..., -ROTARY:] = reference.rope(turned[..., -ROTARY:], at, cos_sin)
+        assert torch.allclose(q.float(), turned[:, :heads].to(dtype).float(), atol=1e-6)
+        queries.append(q[context - asked :])
+        keys.append(turned[:, heads:].to(dtype))
+    starts = torch.tensor([0, *(asked for asked, _ in lengths)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    lens = torch.tensor([context for _, context in lengths], dtype=torch.int32)
+    return Rows(torch.cat(queries), cache, tables, lens, starts, keys, block_size)
+
+
+def check(rows: Rows, values: int) -> None:
+    out = rows.attend(values)
+    for number, keys in enumerate(rows.keys):
+        own = slice(int(rows.query_start[number]), int(rows.query_start[number + 1]))
+        expected = reference.attention(rows.queries[own].double(), keys.double(), keys.double(), 0.125)[..., :values]
+        tolerance = TOLERANCE[rows.queries.dtype]
+        torch.testing.assert_close(out[own].double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_values_are_the_first_of_the_keys(level: str, dtype: torch.dtype) -> None:
+    check(written(LENGTHS, 5, 40, dtype), 32)
+    check(written(LENGTHS[:6], 3, 64, dtype), 64)  # as wide as keys, and whole tiles
+
+
+@pytest.mark.parametrize(("heads", "width", "values"), [(16, 576, 512), (40, 288, 256), (1, 24, 12), (3, 64, 64)])
+def test_widths_of_models(level: str, heads: int, width: int, values: int) -> None:
+    check(written([(1, 130), (6, 40)], heads, width), values)
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 16, 32, 64])
+def test_bits_depend_neither_on_blocks_nor_on_how_a_prompt_is_cut(level: str, block_size: int) -> None:
+    lengths = [(1, 70), (60, 90), (9, 9)]
+    rows, small = written(lengths, 4, 40, torch.bfloat16), written(lengths, 4, 40, torch.bfloat16, block_size)
+    assert torch.equal(rows.queries, small.queries)
+    whole = rows.attend(32)
+    assert torch.equal(small.attend(32), whole)
+    cut = Rows(
+        rows.queries[1:41], rows.cache, rows.tables[1:2], torch.tensor([70], dtype=torch.int32),
+        torch.tensor([0, 40], dtype=torch.int32), [], 16,
+    )  # fmt: skip
+    assert torch.equal(cut.attend(32), whole[1:41])
+
+
+def test_padding_is_not_written() -> None:
+    cache = torch.zeros(2, 1, 1, 16 * 24)
+    ones = torch.ones(2, 2 * 24)
+    slots, positions = torch.tensor([-1, 3]), torch.tensor([0, 1])
+    ops.write_latent(ones, torch.empty(2, 1, 24), cache, slots, positions, torch.ones(4, 8))
+    assert int(cache.count_nonzero()) == 24 - 4  # of what is rotated, ones become zeros and twos
+    assert int(cache[1].count_nonzero()) == 0
+
+
+@pytest.mark.parametrize(("width", "message"), [(584, "576 wide, not 584"), (20, "a multiple of 8")])
+def test_rows_that_no_cache_can_have(width: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ops.check_latent(width)
+
+
+def test_operands_that_do_not_fit() -> None:
+    rows = written([(2, 20)], 4, 24)
+    with pytest.raises(ValueError, match="1 to 24 values a head, not 32"):
+        rows.attend(32)
+    with pytest.raises(ValueError, match="layer_cache must have shape"):
+        Rows(rows.queries, rows.cache.expand(-1, 2, -1, -1), *_others(rows)).attend(16)
+    packed, place = torch.zeros(2, 4 * 24), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"\(4 \+ 1\) \* 24 columns, not 96"):
+        ops.write_latent(packed, torch.empty(2, 4, 24), rows.cache, place, place, torch.ones(4, 8))
+
+
+def _others(rows: Rows) -> tuple[Tensor, Tensor, Tensor, list[Tensor], int]:
+    return rows.tables, rows.context_lens, rows.query_start, rows.keys, rows.block_size

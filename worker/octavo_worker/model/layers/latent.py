@@ -1,0 +1,135 @@
+"""Multi-head latent attention of a block, in its absorbed form."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import ops
+from octavo_worker.contract.cache import CacheSpec
+from octavo_worker.model.batch import Batch
+from octavo_worker.model.config import LatentLayer
+from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
+from octavo_worker.model.layers.tables import Tables
+from octavo_worker.model.transfer import dtype_name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank(Linear):
+    """The product `up` of the norm of the product `down`."""
+
+    down: Linear
+    norm: RmsNorm
+    up: Linear
+
+    @property
+    def forms(self) -> frozenset[str]:
+        return self.down.forms | self.up.forms
+
+    @property
+    def nbytes(self) -> int:
+        return self.down.nbytes + self.up.nbytes
+
+    @property
+    def reads_context(self) -> bool:
+        return self.down.reads_context or self.up.reads_context
+
+    @property
+    def copy_bytes(self) -> int:
+        return self.down.copy_bytes + self.up.copy_bytes
+
+    def keep_copy(self) -> None:
+        self.down.keep_copy()
+        self.up.keep_copy()
+
+    def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        made = self.down.apply(x)
+        return self.up.apply(Input(self.norm.apply(made, made), context=x.context), out, residual)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentWeights:
+    """What latent attention has beside its last product: the queries' and the kept row's product, the norm of its
+    latent, and for each head the matrix that turns a query to meet latents, `to_latent[heads * rank, plain]`, and the
+    one that makes values of what was read of them, `to_values[heads * value_dim, rank]`."""
+
+    queries: Linear
+    kept: Linear
+    norm: RmsNorm
+    to_latent: Tensor
+    to_values: Tensor
+
+
+class LatentAttention:
+    """All heads read one row of a token. A score is the product of a query and a key that is made of the latent; here
+    the query is multiplied instead, and values are made of the sum of latents: prompts and decodes take this same form,
+    so that no bit depends on how a prompt is cut."""
+
+    def __init__(self, layer: LatentLayer, weights: LatentWeights, out: Linear) -> None:
+        """`layer` has the heads of this rank."""
+        self.layer, self.weights, self.out = layer, weights, out
+        self.cache, self.cos_sin = torch.empty(0), torch.empty(0)
+        self.temperature: Tensor | None = None
+        self.block_size = 0
+
+    def kept(self, dtype: torch.dtype) -> CacheSpec:
+        """The layer's cache of a token in the type `dtype`."""
+        return self.layer.kept(dtype_name(dtype))
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal to that of a layer whose steps take the same kernels."""
+        return self.layer, self.block_size
+
+    def bind(self, cache: Tensor | None, block_size: int, tables: Tables) -> None:
+        assert cache is not None
+        self.cache, self.block_size = cache, block_size
+        self.cos_sin, self.temperature = tables.cos_sin[self.layer.rope], tables.temperature
+
+    def products(self) -> Mapping[str, Linear]:
+        """By name, in the order in which a step takes them."""
+        return {"queries": self.weights.queries, "latent": self.weights.kept, "out": self.out}
+
+    def attend(self, x: Input, b: Buffers, batch: Batch) -> None:
+        """Attention into `b.attended[T, heads, value_dim]`."""
+        c = self.layer
+        packed = self._rows(Input(x.materialise(), context=x.context), batch)
+        q = packed.new_empty(len(packed), c.heads, c.width)
+        place = (batch.slots, batch.positions, self.cos_sin)
+        ops.write_latent(packed.flatten(1), q, self.cache, *place, block_size=self.block_size)
+        read = packed.new_empty(len(packed), c.heads, c.rank)
+        sequences = (batch.block_tables, batch.context_lens, batch.query_start)
+        ops.latent_attention(q, self.cache, *sequences, read, c.scale, self.block_size)
+        b.attended = _by_head(read, self.weights.to_values, c.value_dim).contiguous()
+
+    def _rows(self, x: Input, batch: Batch) -> Tensor:
+        """Queries as they meet what is kept, then what is kept, before the rotation: `[T, heads + 1, width]`."""
+        c = self.layer
+        kept = self.weights.kept.apply(x)
+        q = self.weights.queries.apply(x).view(len(kept), c.heads, c.plain + c.rotated)
+        packed = kept.new_empty(len(kept), c.heads + 1, c.width)
+        queries, key = packed[:, : c.heads], packed[:, c.heads]
+        queries[..., : c.rank] = _by_head(q[..., : c.plain], self.weights.to_latent, c.rank)
+        queries[..., c.rank :] = q[..., c.plain :]
+        if self.temperature is not None:  # a rotation is linear: before it is as good as after it
+            queries.mul_(self.temperature[batch.positions][:, None])
+        self.weights.norm.apply(kept[:, : c.rank], key[:, : c.rank])
+        key[:, c.rank :] = kept[:, c.rank :]
+        return packed
+
+    def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
+        """The output of `b.attended`, added to the residual stream `b.hidden`, and normalised for what follows."""
+        return self.out.into_norm(Input(b.attended.flatten(1), context=b.row_context), b, add_norm)
+
+
+def _by_head(x: Tensor, weight: Tensor, columns: int) -> Tensor:
+    """`x[T, heads, depth]` of each head times its part of `weight[heads * columns, depth]`: `[T, heads, columns]`."""
+    rows, heads, depth = x.shape
+    starts = torch.arange(heads + 1, dtype=torch.int32) * rows
+    made = ops.grouped_linear(x.transpose(0, 1).reshape(-1, depth), weight, starts)
+    return made.view(heads, rows, columns).transpose(0, 1)
