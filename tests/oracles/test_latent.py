@@ -57,7 +57,7 @@ def ample(load: Callable[..., PagedRunner]) -> Callable[..., Answers]:
 @pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_is_cut_anywhere(name: str, load: Callable[..., PagedRunner]) -> None:
-    """In chunks of every length from one token on, across several blocks."""
+    """Chunks are of every length from one token on, across several blocks."""
     asked = [request("a", prompt(45), max_tokens=3, prompt_logprobs=1, logprobs=1)]
     whole = Engine(load(name)).run(asked)
     for budget in range(1, 45):
@@ -85,7 +85,7 @@ def test_a_cached_prefix_of_any_length(name: str, load: Callable[..., PagedRunne
 def test_preemption_changes_no_bit(
     name: str, form: str, mode: str, load: Callable[..., PagedRunner], ample: Callable[..., Answers]
 ) -> None:
-    """Of greedy and sampled answers, four of one prompt, and beams."""
+    """Requests are greedy, sampled, four of one prompt, and beams."""
     policy = MixedPolicy() if mode == "mixed" else PreemptionPolicy(mode)
     hosts = 0 if mode == "recompute" else 100
     tight = Engine(load(name, form), num_blocks=26, num_host_blocks=hosts, policy=policy).run(all_kinds())

@@ -75,7 +75,10 @@ def latent_attention(
     block_size: int = 16,
 ) -> Tensor:
     """Causal attention of `q[T, heads, width]` over rows that `write_latent` wrote, into `out[T, heads, values]`: a
-    token's values are the first of its key. All else is as in `paged_attention`, the order of sums, too."""
+    token's values are the first of its key. All else is as in `paged_attention`, the order of sums, too.
+
+    Raises `TypeError` or `ValueError`, naming the argument, for what does not fit.
+    """
     dtype = float_type("q", q)
     check("q", q, q.dtype, (None, None, None))
     tokens, heads, width = q.shape
@@ -101,7 +104,7 @@ def latent_attention(
 
 
 def _layout(cache: Tensor, dtype: torch.dtype, width: int, block_size: int) -> tuple[int, ...]:
-    """What the module calls a cache: values lie no distance behind keys."""
+    """A cache as the module takes it: values lie no distance behind keys."""
     check_block_size(block_size, cache.device)
     check_latent(width)
     check("layer_cache", cache, dtype, (None, 1, 1, block_size * width))

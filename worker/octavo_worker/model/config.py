@@ -66,7 +66,7 @@ class LatentLayer:
 
     @property
     def width(self) -> int:
-        """Of what is kept of a token."""
+        """Elements that are kept of a token."""
         return self.rank + self.rotated
 
     def weights(self, hidden: int) -> int:

@@ -54,7 +54,7 @@ class LowRank(Linear):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentWeights:
-    """What latent attention has beside its last product: the queries' and the kept row's product, the norm of its
+    """Parts of latent attention beside its last product: the queries' and the kept row's product, the norm of its
     latent, and for each head the matrix that turns a query to meet latents, `to_latent[heads * rank, plain]`, and the
     one that makes values of what was read of them, `to_values[heads * value_dim, rank]`."""
 
