@@ -51,15 +51,12 @@ struct Advancer {
     }
     const auto v = *reinterpret_cast<const Elements<float, kWide>*>(stage.v[t] + column);
     Elements<float, kWide> o;
-    float d[kWide], along[2 * kWide];
-#pragma unroll
-    for (int w = 0; w < kWide; ++w)
-      along[2 * w] = __fadd_rn(of_k[w][0], of_k[w][1]), along[2 * w + 1] = __fadd_rn(of_q[w][0], of_q[w][1]);
-    sum_columns(along);
+    float d[kWide];
 #pragma unroll
     for (int w = 0; w < kWide; ++w) {
-      d[w] = __fmul_rn(gates.y, __fmaf_rn(-gates.x, along[2 * w], v.at[w]));
-      o.at[w] = __fmaf_rn(gates.z, d[w], __fmul_rn(gates.x, along[2 * w + 1]));
+      const float along_k = column_sum(__fadd_rn(of_k[w][0], of_k[w][1])), along_q = column_sum(__fadd_rn(of_q[w][0], of_q[w][1]));
+      d[w] = __fmul_rn(gates.y, __fmaf_rn(-gates.x, along_k, v.at[w]));
+      o.at[w] = __fmaf_rn(gates.z, d[w], __fmul_rn(gates.x, along_q));
     }
     if (place == 0) *reinterpret_cast<Elements<float, kWide>*>(stage.o[t] + column) = o;
 #pragma unroll

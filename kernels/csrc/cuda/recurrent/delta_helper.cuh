@@ -79,10 +79,8 @@ struct Helper {
   }
 
   // Inputs of a stage's tokens.
-  __device__ void make(int stage, Inputs& in) {
+  __device__ void make(int stage, const Inputs& in) {
     auto& to = shared.stages[stage % 2];
-    line.clear(first(stage) - kTaps + 1, in.q), line.clear(first(stage) - kTaps + 1, in.k);
-    line.clear(first(stage, kTurn) - kTaps + 1, in.v);
     make_keys(in, to, sequence.tokens - first(stage));
     float v[kPair][kOwn];
     convolve<kTaps, kPair>(in.v, &shared.weights[0][2 * kRows + lane * kOwn], C::kWeights, biased(), v);
@@ -108,15 +106,11 @@ struct Helper {
       for (int j = 0; j < kKey; ++j) products[j] = __fmul_rn(x[j], y[j]);
       return sum_in_pairs(products);
     };
-    float sums[3 * kPair];  // of q q, k k, k q
-#pragma unroll
-    for (int i = 0; i < kPair; ++i) sums[3 * i] = sum(q[i], q[i]), sums[3 * i + 1] = sum(k[i], k[i]), sums[3 * i + 2] = sum(k[i], q[i]);
-    sum_over_lanes(sums, 1, 32);
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
       const int t = warp * kPair + i;
-      const float of_q = __fmul_rn(inverse_root(__fadd_rn(sums[3 * i], kLeastSquares)), kRootOfRows);
-      const float of_k = inverse_root(__fadd_rn(sums[3 * i + 1], kLeastSquares)), both = sums[3 * i + 2];
+      const float of_q = __fmul_rn(inverse_root(__fadd_rn(sum(q[i], q[i]), kLeastSquares)), kRootOfRows);
+      const float of_k = inverse_root(__fadd_rn(sum(k[i], k[i]), kLeastSquares)), both = sum(k[i], q[i]);
 #pragma unroll
       for (int j = 0; j < kKey; ++j) q[i][j] = __fmul_rn(q[i][j], of_q), k[i][j] = __fmul_rn(k[i][j], of_k);
       *reinterpret_cast<Elements<float, kKey>*>(to.q[t] + lane * kKey) = reinterpret_cast<const Elements<float, kKey>&>(q[i]);
@@ -142,7 +136,6 @@ struct Helper {
       }
       sums[i] = sum_in_pairs(squares);
     }
-    sum_over_lanes(sums, 1, 32);
     if constexpr (C::kParts > 1) share(stage, parity, count, sums);
     const Own weight = *own(shared.norm);
 #pragma unroll
@@ -203,14 +196,8 @@ struct Helper {
     for (int i = 0; i < kQuadTurns; ++i) line.take(tokens, key_channel(i), latest.keys[i]);
     return latest;
   }
-  __device__ void clear(int tokens, Columns& latest) const {
-    line.clear(tokens - kTaps + 1, latest.v);
-#pragma unroll
-    for (int i = 0; i < kQuadTurns; ++i) line.clear(tokens - kTaps + 1, latest.keys[i]);
-  }
-  __device__ void put(int slot, int tokens, Columns latest) const {
+  __device__ void put(int slot, const Columns& latest) const {
     if (slot == 0) return;
-    clear(tokens, latest);
     if (thread() < C::kColumns / 4) put_columns(a.step, slot, value_channel(), latest.v);
     if (!has_keys()) return;
 #pragma unroll
@@ -236,10 +223,10 @@ struct Helper {
       tell_cluster(), wait_for_cluster();
     }
     for (int k = sequence.keep; k < sequence.keeps; ++k)
-      if (const int after = a.step.moves.keep_after[k]; after <= sequence.tokens) put(a.step.moves.keep_slot[k], after, take(after));
+      if (const int after = a.step.moves.keep_after[k]; after <= sequence.tokens) put(a.step.moves.keep_slot[k], take(after));
     const Columns latest = take(sequence.tokens);
     if (stages > 0) finish(stages - 1, gates);
-    put(sequence.write, sequence.tokens, latest);
+    put(sequence.write, latest);
   }
 };
 
