@@ -64,6 +64,16 @@ def test_the_last_block_of_a_snapshot_is_copied_before_it_is_written() -> None:
     assert answered(driver, *others) == [len(text) - 1] * 3
 
 
+@pytest.mark.parametrize(("more", "cached"), [(0, 5 * SIZE + 4), (1, 0)])
+def test_a_prompt_that_fills_the_memory_begins_amid_no_block(more: int, cached: int) -> None:
+    """That block would have to be copied, and there is none left for the copy."""
+    driver = engine(blocks=8 - more)
+    first = make_request("first", prompt(5 * SIZE + 3), max_tokens=2)
+    answered(driver, first)
+    second = make_request("second", [*text_of(driver, first), 901, 902], max_tokens=1)
+    assert answered(driver, second) == [cached]
+
+
 def test_a_token_that_was_computed_in_vain_is_part_of_the_state() -> None:
     """One step ahead the token that stops a sequence is computed before it is known to stop it."""
     driver = engine(DelayedRunner)

@@ -171,6 +171,10 @@ class BatchManager:
         while alone and not fitting and len(gang) > 1 and request.beam is None:
             gang = gang[:-1]  # samples need not run together, if this is what it takes to run at all
             fitting = gang if self._enter(gang, step) else []
+        if (
+            alone and not fitting and self.kv.states is not None
+        ):  # a block that is filled in part takes two: itself, a copy
+            fitting = gang if self._enter(gang, step, shares=False) else []
         if alone and not fitting and self._release_pins():
             return Admission.ADMITTED
         if alone and not fitting and request.beam is not None and not self.kv.waits_for_steps:
@@ -181,11 +185,12 @@ class BatchManager:
             self._count_admission(sequence)
         return Admission.ADMITTED if fitting else Admission.LATER
 
-    def _enter(self, gang: list[Sequence], step: StepInFlight) -> bool:
+    def _enter(self, gang: list[Sequence], step: StepInFlight, *, shares: bool = True) -> bool:
         """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
-        much."""
+        much. Unless it `shares`, the first one begins at its first token."""
         slots = 0 if self.kv.states is None else self.kv.states.pool.available
-        allocation = self._fit(gang, Room(self.kv.pool.available, slots), self.running.width)
+        room = Room(self.kv.pool.available, slots)
+        allocation = self._fit(gang, room, self.running.width, shares=shares)
         if allocation is None:
             return False
         self.kv.enter(allocation, step)
@@ -194,7 +199,7 @@ class BatchManager:
             self.resumed.append(back)
         return True
 
-    def _fit(self, gang: list[Sequence], available: Room, width: int) -> Allocation | None:
+    def _fit(self, gang: list[Sequence], available: Room, width: int, *, shares: bool = True) -> Allocation | None:
         """Where waiting sequences would find their blocks among `available` ones, beside a batch of `width`; None
         without enough slots or blocks.
 
@@ -211,7 +216,8 @@ class BatchManager:
             spare -= width if any(sequence.peak for sequence in gang) else 0
         if spare <= 0:
             return None
-        allocation = self.kv.place(gang, private=gang[0] if _wants_scores(gang[0].request) else None)
+        is_private = _wants_scores(gang[0].request) or not shares
+        allocation = self.kv.place(gang, private=gang[0] if is_private else None)
         fits = allocation.needed <= spare and self._can_grow(gang, spare - allocation.needed)
         states = self.kv.states
         if states is not None and not states.fits(gang, allocation.needed_slots, available.slots, self.running):
