@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from octavo_worker.model.checkpoint.formats import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.config import DecoderConfig, LatentLayer
 from octavo_worker.model.layers.latent import LatentAttention, LatentWeights, LowRank
 from octavo_worker.model.layers.linear import Linear
-from octavo_worker.model.layers.norm import Input, RmsNorm
+from octavo_worker.model.layers.norm import RmsNorm
 from octavo_worker.model.shards import Shards
 
 
@@ -32,7 +29,7 @@ class LatentReader:
         rows, biased = self.config.hidden_size, whole.biased
         kept = Matrix([at + self.names.kv_down], [whole.width], rows, biased, orders=_orders(whole, whole.rank))
         norm = self._norm(at + self.names.kv_norm, whole.rank, whole)
-        weights = LatentWeights(queries, self.form.linear(kept, self.reader), norm, *self._absorbed(at, whole))
+        weights = LatentWeights(queries, self.form.linear(kept, self.reader), norm, self._expanding(at, whole))
         return LatentAttention(layer, weights, out)
 
     def _queries(self, at: str, layer: LatentLayer) -> Linear:
@@ -46,18 +43,12 @@ class LatentReader:
         first = self.form.linear(Matrix([at + names.q_down], [rank], hidden, layer.biased), self.reader)
         return LowRank(first, self._norm(at + names.q_norm, rank, layer), last)
 
-    def _absorbed(self, at: str, layer: LatentLayer) -> tuple[Tensor, Tensor]:
-        """The matrices of each head that stand for the product that makes keys and values, in the model's type: of
-        quantised weights the values that products with them take."""
+    def _expanding(self, at: str, layer: LatentLayer) -> Linear:
         width = layer.plain + layer.value_dim
         held = self._held(width, layer.rank)
-        matrix = Matrix([at + self.names.kv_up], [layer.heads * width], layer.rank, held=held)
-        linear = self.form.linear(matrix, self.reader)
-        self.reader.source.wait()
-        each = linear.apply(Input(torch.eye(layer.rank, dtype=self.reader.dtype))).T.reshape(-1, width, layer.rank)
-        keys, values = each.split([layer.plain, layer.value_dim], dim=1)
-        to_latent, to_values = keys.transpose(1, 2).reshape(-1, layer.plain), values.reshape(-1, layer.rank)
-        return to_latent.contiguous(), to_values.contiguous()
+        return self.form.linear(
+            Matrix([at + self.names.kv_up], [layer.heads * width], layer.rank, held=held), self.reader
+        )
 
     def _held(self, width: int, depth: int) -> Held | None:
         return None if self.shards is None else self.shards.heads_of(width, depth)

@@ -27,25 +27,13 @@ class LowRank(Linear):
     norm: RmsNorm
     up: Linear
 
-    @property
-    def forms(self) -> frozenset[str]:
-        return self.down.forms | self.up.forms
+    def products(self) -> Mapping[str, Linear]:
+        """By name, in the order in which a step takes them."""
+        return {"queries: down": self.down, "queries: up": self.up}
 
     @property
     def nbytes(self) -> int:
         return self.down.nbytes + self.up.nbytes
-
-    @property
-    def reads_context(self) -> bool:
-        return self.down.reads_context or self.up.reads_context
-
-    @property
-    def copy_bytes(self) -> int:
-        return self.down.copy_bytes + self.up.copy_bytes
-
-    def keep_copy(self) -> None:
-        self.down.keep_copy()
-        self.up.keep_copy()
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         made = self.down.apply(x)
@@ -55,14 +43,13 @@ class LowRank(Linear):
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentWeights:
     """Parts of latent attention beside its last product: the queries' and the kept row's product, the norm of its
-    latent, and for each head the matrix that turns a query to meet latents, `to_latent[heads * rank, plain]`, and the
-    one that makes values of what was read of them, `to_values[heads * value_dim, rank]`."""
+    latent, and the product that makes keys and values of a latent, for each head the rows of its key, then those of its
+    value."""
 
     queries: Linear
     kept: Linear
     norm: RmsNorm
-    to_latent: Tensor
-    to_values: Tensor
+    expanding: Linear
 
 
 class LatentAttention:
@@ -72,7 +59,10 @@ class LatentAttention:
 
     def __init__(self, layer: LatentLayer, weights: LatentWeights, out: Linear) -> None:
         """`layer` has the heads of this rank."""
-        self.layer, self.weights, self.out = layer, weights, out
+        self.layer, self.out = layer, out
+        self.queries, self.latent, self.norm = weights.queries, weights.kept, weights.norm
+        self.expanding: Linear | None = weights.expanding
+        self.to_latent, self.to_values = torch.empty(0), torch.empty(0)
         self.cache, self.cos_sin = torch.empty(0), torch.empty(0)
         self.temperature: Tensor | None = None
         self.block_size = 0
@@ -90,10 +80,25 @@ class LatentAttention:
         assert cache is not None
         self.cache, self.block_size = cache, block_size
         self.cos_sin, self.temperature = tables.cos_sin[self.layer.rope], tables.temperature
+        if self.expanding is not None:
+            self.to_latent, self.to_values = self._absorbed(self.expanding, cache.dtype)
+            self.expanding = None
+
+    def _absorbed(self, expanding: Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """For each head the matrix that turns a query to meet latents, `[heads * rank, plain]`, and the one that makes
+        values of what was read of them, `[heads * value_dim, rank]`, in the model's type: of quantised weights the
+        values that products with them take."""
+        c = self.layer
+        made = expanding.apply(Input(torch.eye(c.rank, dtype=dtype)))
+        keys, values = made.T.reshape(-1, c.plain + c.value_dim, c.rank).split([c.plain, c.value_dim], dim=1)
+        to_latent, to_values = keys.transpose(1, 2).reshape(-1, c.plain), values.reshape(-1, c.rank)
+        return to_latent.contiguous(), to_values.contiguous()
 
     def products(self) -> Mapping[str, Linear]:
         """By name, in the order in which a step takes them."""
-        return {"queries": self.weights.queries, "latent": self.weights.kept, "out": self.out}
+        own = self.queries.products() if isinstance(self.queries, LowRank) else {"queries": self.queries}
+        expanding = {} if self.expanding is None else {"keys, values": self.expanding}
+        return {**own, "latent": self.latent, **expanding, "out": self.out}
 
     def attend(self, x: Input, b: Buffers, batch: Batch) -> None:
         """Attention into `b.attended[T, heads, value_dim]`."""
@@ -105,20 +110,20 @@ class LatentAttention:
         read = packed.new_empty(len(packed), c.heads, c.rank)
         sequences = (batch.block_tables, batch.context_lens, batch.query_start)
         ops.latent_attention(q, self.cache, *sequences, read, c.scale, self.block_size)
-        b.attended = _by_head(read, self.weights.to_values, c.value_dim).contiguous()
+        b.attended = _by_head(read, self.to_values, c.value_dim).contiguous()
 
     def _rows(self, x: Input, batch: Batch) -> Tensor:
         """Queries as they meet what is kept, then what is kept, before the rotation: `[T, heads + 1, width]`."""
         c = self.layer
-        kept = self.weights.kept.apply(x)
-        q = self.weights.queries.apply(x).view(len(kept), c.heads, c.plain + c.rotated)
+        kept = self.latent.apply(x)
+        q = self.queries.apply(x).view(len(kept), c.heads, c.plain + c.rotated)
         packed = kept.new_empty(len(kept), c.heads + 1, c.width)
         queries, key = packed[:, : c.heads], packed[:, c.heads]
-        queries[..., : c.rank] = _by_head(q[..., : c.plain], self.weights.to_latent, c.rank)
+        queries[..., : c.rank] = _by_head(q[..., : c.plain], self.to_latent, c.rank)
         queries[..., c.rank :] = q[..., c.plain :]
         if self.temperature is not None:  # a rotation is linear: before it is as good as after it
             queries.mul_(self.temperature[batch.positions][:, None])
-        self.weights.norm.apply(kept[:, : c.rank], key[:, : c.rank])
+        self.norm.apply(kept[:, : c.rank], key[:, : c.rank])
         key[:, c.rank :] = kept[:, c.rank :]
         return packed
 
