@@ -66,7 +66,7 @@ def test_the_last_block_of_a_snapshot_is_copied_before_it_is_written() -> None:
 
 @pytest.mark.parametrize(("more", "cached"), [(0, 5 * SIZE + 4), (1, 0)])
 def test_a_prompt_that_fills_the_memory_begins_amid_no_block(more: int, cached: int) -> None:
-    """That block would have to be copied, and there is none left for the copy."""
+    """A block amid which it begins has to be copied, and no block is left for that."""
     driver = engine(blocks=8 - more)
     first = make_request("first", prompt(5 * SIZE + 3), max_tokens=2)
     answered(driver, first)
