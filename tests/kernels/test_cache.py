@@ -195,3 +195,10 @@ def test_swap_blocks_copies_whole_blocks_and_nothing_else(dtype):
     ops.swap_blocks(source, target, torch.empty(0, 2, dtype=torch.int64))
     with pytest.raises(IndexError):
         ops.swap_blocks(source, target, torch.tensor([[4, 0]]))
+
+
+def test_blocks_without_bytes_may_be_copied():
+    """Those of a model whose layers keep a state alone."""
+    cache = torch.empty(4, 0)
+    ops.copy_blocks(cache, torch.tensor([[1, 2]]))
+    ops.swap_blocks(cache, torch.empty(2, 0), torch.tensor([[3, 1]]))

@@ -201,6 +201,8 @@ def copy_blocks(kv_cache: Tensor, pairs: Tensor) -> None:
         raise ValueError(f"pairs must be contiguous; its strides are {pairs.stride()}")
     if checks.wanted(pairs):
         checks.in_range("pairs", pairs, 0, kv_cache.shape[0], "block ids")
+    if not kv_cache.numel():  # of a model without keys
+        return
     run(
         "copy_blocks", {"kv_cache": kv_cache, "pairs": pairs},
         kv_cache.data_ptr(), kv_cache.stride(0) * kv_cache.itemsize, pairs.data_ptr(), pairs.shape[0],
@@ -227,6 +229,8 @@ def swap_blocks(source: Tensor, target: Tensor, pairs: Tensor) -> None:
     if source.is_cpu and target.is_cpu:
         for old, new in pairs.tolist():  # one after the other: gathering them first would touch all memory twice more
             target[new].copy_(source[old])
+        return
+    if not source.numel():
         return
     cuda.run(
         "swap_blocks", target.device if source.is_cpu else source.device,
