@@ -16,6 +16,7 @@ from octavo_worker.assembly.choices import choose
 from octavo_worker.assembly.inspection import inspect
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.step import StepPlan
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.runner.paged import PagedRunner
@@ -84,6 +85,17 @@ def test_answers_are_those_of_transformers(name: str, folders: Callable[[str], t
             logits = oracle(torch.tensor([said.text])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         assert said.text[len(prompt) :] == logits.argmax(-1).tolist()
         assert said.logprobs == pytest.approx(logits.max(-1).values.tolist(), abs=CLOSE)
+
+
+def test_states_go_to_the_host_and_back(folders: Callable[[str], tuple[Path, PreTrainedModel]]) -> None:
+    runner = runner_of(folders("lfm2")[0], host_cache_bytes=1 << 20)
+    host = runner.first_host_state_slot + 1
+    runner.states[1].fill_(7)
+    runner.launch(StepPlan([], 0, state_out=[(1, host)]))
+    runner.states[1].zero_()
+    runner.launch(StepPlan([], 0, state_in=[(host, 2)]))
+    assert (runner.states[2] == 7).all()
+    assert not runner.states[1].any()
 
 
 @pytest.mark.parametrize("name", HYBRID_WRAPPED)
