@@ -198,7 +198,7 @@ def test_swap_blocks_copies_whole_blocks_and_nothing_else(dtype):
 
 
 def test_blocks_without_bytes_may_be_copied():
-    """Those of a model whose layers keep a state alone."""
+    """A model whose layers keep a state alone has such."""
     cache = torch.empty(4, 0)
     ops.copy_blocks(cache, torch.tensor([[1, 2]]))
     ops.swap_blocks(cache, torch.empty(2, 0), torch.tensor([[3, 1]]))
