@@ -69,7 +69,7 @@ def _deepseek_v2(config: ModelConfig) -> MixtureMlp:
     grouped = config.topk_method == "group_limited_greedy"
     groups, top = (config.n_group, config.topk_group) if grouped else (1, 1)
     routing = Routing(
-        config.n_routed_experts, int(config.num_experts_per_tok), groups=groups, top_groups=top,
+        config.n_routed_experts, config.num_experts_per_tok, groups=groups, top_groups=top,
         scale=config.routed_scaling_factor,
     )  # fmt: skip
     width = config.moe_intermediate_size
@@ -77,8 +77,9 @@ def _deepseek_v2(config: ModelConfig) -> MixtureMlp:
 
 
 def _is_greedy(config: ModelConfig) -> bool:
-    """And experts have no bias."""
-    return config.topk_method in ("greedy", "group_limited_greedy") and not config.mlp_bias
+    """And experts have no bias, and a token takes a stated number of them."""
+    is_stated = config.num_experts_per_tok is not None
+    return is_stated and config.topk_method in ("greedy", "group_limited_greedy") and not config.mlp_bias
 
 
 LATENT: dict[str, Family] = {
