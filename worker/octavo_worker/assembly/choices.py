@@ -28,12 +28,10 @@ from octavo_worker.model.config_file import FileConfig, ModelConfig, read_file
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.families import STATED, decoder_config, family_of, reject
 from octavo_worker.model.longrope import original_length, takes_long_factors
-from octavo_worker.model.transfer import dtype_name
+from octavo_worker.model.transfer import DTYPES, dtype_name
 
 if TYPE_CHECKING:
     from octavo_worker.model.trial import Trial
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,9 +171,8 @@ class BatchManager:
         while alone and not fitting and len(gang) > 1 and request.beam is None:
             gang = gang[:-1]  # samples need not run together, if this is what it takes to run at all
             fitting = gang if self._enter(gang, step) else []
-        if (
-            alone and not fitting and self.kv.states is not None
-        ):  # a block that is filled in part takes two: itself, a copy
+        if alone and not fitting and self.kv.states is not None:
+            # To begin amid a block takes two of them: the one that is filled in part, and its copy.
             fitting = gang if self._enter(gang, step, shares=False) else []
         if alone and not fitting and self._release_pins():
             return Admission.ADMITTED

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The types that models compute in, by name."""
+
 
 def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of `values` on `device`, without waiting for it."""

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from octavo_kernels.ops import LayerStates, Moves
 from octavo_worker.contract.state import StateLayout, StateMove, StateMoves
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from octavo_worker.model.transfer import DTYPES
 
 
 def empty_slots(layout: StateLayout, slots: int, device: torch.device) -> Tensor:
