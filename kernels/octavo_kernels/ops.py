@@ -23,7 +23,7 @@ are cut.
 from __future__ import annotations
 
 from octavo_kernels import _cpu
-from octavo_kernels.attention.latent import check_latent, latent_attention, write_latent
+from octavo_kernels.attention.latent import check_latent, keep_latent, latent_attention, write_latent
 from octavo_kernels.attention.paged import paged_attention, rope_attention
 from octavo_kernels.cache.blocks import (
     KV_DTYPES,
@@ -83,6 +83,7 @@ __all__ = [
     "experts_up",
     "gated_linear",
     "grouped_linear",
+    "keep_latent",
     "latent_attention",
     "layer_norm",
     "linear",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_kernels import ops
+from octavo_kernels import ops, reference
 from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.operands import RmsNorm
 
 from .test_latent import LENGTHS, ROTARY, TOLERANCE, Rows, check
 
@@ -16,33 +17,33 @@ SIZES = [(5, 40, 32), (3, 64, 64), (20, 288, 256), (16, 576, 512), (4, 24, 16)]
 
 
 def written(lengths: list[tuple[int, int]], heads: int, width: int, dtype: torch.dtype, block_size: int = 16) -> Rows:
-    """As `test_latent.written`, by the GPU's kernel: queries and keys on the CPU, the cache on the GPU."""
+    """Queries and keys as the CPU norms and rotates them, which is checked; the cache is the GPU's."""
     generator = torch.Generator().manual_seed(heads + width)
     needed = [-(-context // block_size) for _, context in lengths]
     cache = torch.full((sum(needed) + 2, 2, block_size * width), float("nan"), dtype=dtype, device="cuda")[:, 1:, None]
     order = torch.randperm(sum(needed), generator=generator) + 1
     tables = torch.full((len(lengths), max(needed)), 0, dtype=torch.int32)
     cos_sin = torch.randn(1000, ROTARY, generator=generator)
+    norm = RmsNorm(torch.randn(width - ROTARY, generator=generator).to(dtype))
     queries, keys, start = [], [], 0
     for row, ((asked, context), count) in enumerate(zip(lengths, needed, strict=True)):
         blocks = order[start : start + count]
         tables[row, :count] = blocks
         start += count
-        x = torch.randn(context, (heads + 1) * width, generator=generator).to(dtype)
+        x = torch.randn(context, heads + 1, width, generator=generator).to(dtype)
         at = torch.arange(context)
         slots = blocks[at // block_size] * block_size + at % block_size
-        q = torch.empty(context, heads, width, dtype=dtype)
-        kept = torch.empty(count, 1, 1, block_size * width, dtype=dtype)
-        ops.write_latent(x, q, kept, at, at, cos_sin, block_size)
-        turned = torch.empty(context, heads, width, dtype=dtype, device="cuda")
-        ops.write_latent(x.cuda(), turned, cache, slots.cuda(), at.cuda(), cos_sin.cuda(), block_size)
-        torch.testing.assert_close(turned.cpu(), q, atol=TOLERANCE[dtype] / 4, rtol=TOLERANCE[dtype] / 2)
-        queries.append(turned.cpu()[context - asked :])
-        whole = x.view(context, heads + 1, width)[:, heads:].clone()
-        again = torch.empty(context, 1, width, dtype=dtype, device="cuda")
-        pair = torch.cat((whole, whole), dim=1).flatten(1).cuda()  # a query like the key turns as it does
-        ops.write_latent(pair, again, cache, torch.full_like(slots, -1).cuda(), at.cuda(), cos_sin.cuda(), block_size)
-        keys.append(again.cpu())
+        q = x[:, :heads].clone().cuda()  # whose first columns stay
+        there = RmsNorm(norm.weight.cuda(), norm.eps)
+        places = (slots.cuda(), at.cuda(), cos_sin.cuda(), block_size)
+        ops.keep_latent(q[..., -ROTARY:].clone(), x[:, heads].cuda(), there, q, cache, *places)
+        wanted = x.float()
+        wanted[..., -ROTARY:] = reference.rope(wanted[..., -ROTARY:], at, cos_sin)
+        wanted[:, heads, :-ROTARY] = reference.rms_norm(x[:, heads, :-ROTARY].float(), norm.weight.float(), norm.eps)
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(q.cpu(), wanted[:, :heads].to(dtype), atol=tolerance, rtol=tolerance)
+        queries.append(q.cpu()[context - asked :])
+        keys.append(wanted[:, heads:].to(dtype))
     starts = torch.tensor([0, *(asked for asked, _ in lengths)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     lens = torch.tensor([context for _, context in lengths], dtype=torch.int32)
     return Rows(torch.cat(queries), cache, tables, lens, starts, keys, block_size)
@@ -91,3 +92,15 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut() -> None:
         torch.tensor([0, 40], dtype=torch.int32), [], 16,
     )  # fmt: skip
     assert torch.equal(on_gpu(cut, uniform=True).attend(32), whole[1:41])
+
+
+def test_padding_is_not_kept() -> None:
+    cache = torch.zeros(2, 1, 1, 16 * 24, device="cuda")
+    ones = torch.ones(2, 24, device="cuda")
+    q = torch.zeros(2, 1, 24, device="cuda")
+    slots, positions = torch.tensor([-1, 3], device="cuda"), torch.tensor([0, 1], device="cuda")
+    norm = RmsNorm(torch.ones(16, device="cuda"))
+    ops.keep_latent(ones[:, None, 16:], ones, norm, q, cache, slots, positions, torch.ones(4, 8, device="cuda"))
+    assert int(cache.count_nonzero()) == 24 - 4  # of what is rotated, ones become zeros and twos
+    assert int(cache[1].count_nonzero()) == 0
+    assert int(q.count_nonzero()) == 2 * 4

@@ -13,6 +13,7 @@ from octavo_kernels import reference
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SCALE = 0.0625
 LATENT, VALUES = 576, 512
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # of the reference
 
 
 @dataclass
@@ -37,8 +38,8 @@ class WideRows:
         parts = []
         for number, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             own = slice(int(self.query_start[number]), int(self.query_start[number + 1]))
-            q = self.queries[own].double()
-            parts.append(reference.attention(q, keys.double(), values.double(), SCALE)[..., :VALUES])
+            operands = (each.to(DEVICE).double() for each in (self.queries[own], keys, values))
+            parts.append(reference.attention(*operands, SCALE)[..., :VALUES].cpu())
         return torch.cat(parts)
 
     def check(self, out: Tensor) -> None:

@@ -81,11 +81,17 @@ AttentionArgs attention_args(int dtype, const Rows& q, const Rows& out, const He
   return a;
 }
 
-// Rows of the queries of all heads, then of the key, of which the last columns are rotated.
-WriteArgs latent_write_args(int dtype, const Rows& rows, const Rows& q_out, int64_t tokens, const Heads& heads,
-                            const Cache& cache, Address slots, const Rotation& rotation) {
-  WriteArgs a = rope_write_args(dtype, rows, q_out, tokens, heads, cache, slots, rotation, {nullptr, nullptr, 0.0f, 0.0f});
-  a.v = nullptr, a.rotary_at = heads.dim - rotation.dim;
+// `q_head`: elements from the rotated columns of one head to the next's. The width of a head is that of the row that is kept.
+LatentRowsArgs latent_rows_args(int dtype, const Rows& q, int64_t q_head, const Rows& kept, const HeadNorms& norms,
+                                const Rows& q_out, int64_t tokens, const Heads& heads, const Cache& cache, Address slots,
+                                const Rotation& rotation) {
+  LatentRowsArgs a{};
+  a.dtype = Dtype(dtype), a.q = q.data, a.q_stride = q.stride, a.q_head_stride = q_head;
+  a.kept = kept.data, a.kept_stride = kept.stride, a.norm = norms.k, a.eps = norms.eps, a.norm_offset = norms.offset;
+  a.q_out = q_out.data, a.q_out_stride = q_out.stride;
+  a.tokens = tokens, a.heads = heads.query, a.rank = heads.dim - rotation.dim, a.rotated = rotation.dim;
+  a.cache = cache, a.slots = at<int64_t>(slots), a.positions = rotation.positions;
+  a.cos_sin = rotation.cos_sin, a.cos_sin_stride = rotation.stride;
   return a;
 }
 
@@ -142,7 +148,7 @@ void define_attention(py::module_& m) {
     check("plan_attention", plan_attention(a, stream_at(stream)));
   });
   m.def("paged_attention", launching("paged_attention", attention_args, attend));
-  m.def("rope_write_latent", launching("rope_write_latent", latent_write_args, simt_write));
+  m.def("latent_rows", launching("latent_rows", latent_rows_args, latent_rows));
   m.def("latent_attention", launching("latent_attention", latent_args, attend_latent));
 #if !OCTAVO_HIP
   m.def("decode_step", [](const py::tuple& write, const py::tuple& attention, Address stream) {

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels import _cpu, checks
+from octavo_kernels import _cpu, checks, cuda
 from octavo_kernels.attention.plan import AttentionPlan
 from octavo_kernels.attention.wide import VALUES, Plan, WidePlan
 from octavo_kernels.cache.blocks import HEAD_DIM_MULTIPLE, check_block_size
 from octavo_kernels.call import check, check_devices, check_heads, float_type, rows_of, run
-from octavo_kernels.operands import rows_at
+from octavo_kernels.operands import RmsNorm, norm_at, rows_at
 
 
 def check_latent(width: int) -> None:
@@ -35,8 +35,8 @@ def write_latent(
     cos_sin: Tensor,
     block_size: int = 16,
 ) -> Tensor:
-    """Rotary embedding of the last values of each query and of the key, then the key into the layer's cache; returns
-    `q_out`.
+    """On the CPU: rotary embedding of the last values of each query and of the key, then the key into the layer's
+    cache; returns `q_out`.
 
     `rows[T, (heads + 1) * width]` has the queries of all heads, then the key; `q_out[T, heads, width]`. `layer_cache`
     is `[num_blocks, 1, 1, block_size * width]` of their type. `slots[T]` and `positions[T]` are int64; a slot of -1
@@ -61,14 +61,58 @@ def write_latent(
         checks.in_range("positions", positions, 0, cos_sin.shape[0], "rows of cos_sin")
     tensors: dict[str, Tensor | None] = {
         "rows": rows, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions,
-        "cos_sin": cos_sin,
     }  # fmt: skip
-    run(
-        "rope_write_latent", tensors,
+    if check_devices(tensors).type != "cpu":
+        raise ValueError("rows is on a GPU; there take `keep_latent`")
+    _cpu.rope_write_latent(
         dtype, rows_at(rows), rows_at(q_out), tokens, (heads, 1, width), cache, slots.data_ptr(),
         (positions.data_ptr(), *rows_at(cos_sin), rotary_dim),
     )  # fmt: skip
     return q_out
+
+
+def keep_latent(
+    q: Tensor,
+    kept: Tensor,
+    norm: RmsNorm,
+    q_out: Tensor,
+    layer_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    block_size: int = 16,
+) -> None:
+    """On CUDA: the RMS norm of each token's latent and the rotary embedding of the key behind it, `kept[T, width]`,
+    into the layer's cache; and that of the last values of its queries, `q[T, heads, rotary_dim]`, into the last columns
+    of `q_out[T, heads, width]`, whose others are left alone.
+
+    All else is as in `write_latent`, which takes what is normed by then. Raises `TypeError` or `ValueError`, naming the
+    argument, for what does not fit together."""
+    dtype = float_type("kept", kept)
+    tokens, width = rows_of("kept", kept)
+    check("q_out", q_out, kept.dtype, (tokens, None, width))
+    check_heads("q_out", q_out)
+    heads = q_out.shape[1]
+    cache = _layout(layer_cache, kept.dtype, width, block_size)
+    check("cos_sin", cos_sin, torch.float32, (None, None))
+    rotary_dim = cos_sin.shape[1]
+    if rotary_dim % 2 or rotary_dim >= width:
+        raise ValueError(f"cos_sin must have an even number of columns below {width}, not {rotary_dim}")
+    check("q", q, kept.dtype, (tokens, heads, rotary_dim))
+    check("norm.weight", norm.weight, kept.dtype, (width - rotary_dim,))
+    check("slots", slots, torch.int64, (tokens,))
+    check("positions", positions, torch.int64, (tokens,))
+    if checks.wanted(slots):
+        checks.writes(layer_cache, block_size, slots)
+        checks.in_range("positions", positions, 0, cos_sin.shape[0], "rows of cos_sin")
+    device = check_devices(
+        {"q": q, "kept": kept, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions}
+    )
+    cuda.run(
+        "latent_rows", device,
+        dtype, rows_at(q), q.stride(1), rows_at(kept), (0, *norm_at(norm)), rows_at(q_out), tokens, (heads, 1, width),
+        cache, slots.data_ptr(), (positions.data_ptr(), *rows_at(cos_sin), rotary_dim),
+    )  # fmt: skip
 
 
 def latent_attention(

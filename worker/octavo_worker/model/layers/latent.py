@@ -105,30 +105,38 @@ class LatentAttention:
     def attend(self, x: Input, b: Buffers, batch: Batch) -> None:
         """Attention into `b.attended[T, heads, value_dim]`."""
         c = self.layer
-        packed = self._rows(Input(x.materialise(), context=x.context), batch)
-        q = packed.new_empty(len(packed), c.heads, c.width)
-        place = (batch.slots, batch.positions, self.cos_sin)
-        ops.write_latent(packed.flatten(1), q, self.cache, *place, block_size=self.block_size)
-        read = packed.new_empty(len(packed), c.heads, c.rank)
+        q = self._keep(Input(x.materialise(), context=x.context), batch)
+        read = q.new_empty(len(q), c.heads, c.rank)
         cache, tables = self.cache, batch.block_tables
         if batch.stage is not None:
             cache, tables = batch.stage.gather(cache), batch.stage.tables  # with what was just written
         sequences = (tables, batch.context_lens, batch.query_start)
         ops.latent_attention(q, cache, *sequences, read, c.scale, self.block_size, batch.plans.get(self.shape))
-        b.attended = packed.new_empty(len(packed), c.heads, c.value_dim)
+        b.attended = q.new_empty(len(q), c.heads, c.value_dim)
         self._by_head(read, self.to_values, b.attended)
 
-    def _rows(self, x: Input, batch: Batch) -> Tensor:
-        """Queries as they meet what is kept, then what is kept, before the rotation: `[T, heads + 1, width]`."""
+    def _keep(self, x: Input, batch: Batch) -> Tensor:
+        """Queries as they meet what is kept, `[T, heads, width]`; what is kept of the step's tokens is written."""
         c = self.layer
         kept = self.latent.apply(x)
         q = self.queries.apply(x).view(len(kept), c.heads, c.plain + c.rotated)
+        if self.temperature is not None:  # a rotation is linear: before it is as good as after it
+            q.mul_(self.temperature[batch.positions][:, None])
+        out = kept.new_empty(len(kept), c.heads, c.width)
+        place = (self.cache, batch.slots, batch.positions, self.cos_sin, self.block_size)
+        if kept.is_cpu:
+            return ops.write_latent(self._packed(q, kept).flatten(1), out, *place)
+        self._by_head(q[..., : c.plain], self.to_latent, out[..., : c.rank])
+        ops.keep_latent(q[..., c.plain :], kept, self.norm.operand, out, *place)
+        return out
+
+    def _packed(self, q: Tensor, kept: Tensor) -> Tensor:
+        """Queries, then what is kept, before the rotation: `[T, heads + 1, width]`."""
+        c = self.layer
         packed = kept.new_empty(len(kept), c.heads + 1, c.width)
         queries, key = packed[:, : c.heads], packed[:, c.heads]
         self._by_head(q[..., : c.plain], self.to_latent, queries[..., : c.rank])
         queries[..., c.rank :] = q[..., c.plain :]
-        if self.temperature is not None:  # a rotation is linear: before it is as good as after it
-            queries.mul_(self.temperature[batch.positions][:, None])
         self.norm.apply(kept[:, : c.rank], key[:, : c.rank])
         key[:, c.rank :] = kept[:, c.rank :]
         return packed
@@ -144,7 +152,7 @@ class LatentAttention:
             return
         matrices = weight.view(heads, -1, depth)
         if not self.by_products.uniform:
-            out.copy_(torch.bmm(x.transpose(0, 1), matrices.transpose(1, 2)).transpose(0, 1))
+            torch.bmm(x.transpose(0, 1), matrices.transpose(1, 2), out=out.transpose(0, 1))
             return
         for head, matrix in enumerate(matrices):  # cuBLAS may compute a row otherwise in another batch
             ops.linear(Product(x[:, head], matrix, out=out[:, head], uniform=True, counter=self.by_products.counter))
