@@ -47,6 +47,12 @@ def test_rows_are_those_of_the_reference(kind: str, dtype: torch.dtype) -> None:
     rows.check(attend(rows, uniform=True))
 
 
+@pytest.mark.parametrize("latent", [True, False])
+def test_scores_that_rise(latent: bool) -> None:
+    rows = wide_rows([(1, 4000), (2, 200), (100, 300)], 8, latent=latent, dtype=torch.float16, rising=True)
+    rows.check(attend(rows), scaled=latent)
+
+
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128])
 @pytest.mark.parametrize("latent", [True, False])
 def test_blocks_of_any_size(latent: bool, block_size: int) -> None:

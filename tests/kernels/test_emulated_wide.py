@@ -44,6 +44,12 @@ def test_rows_are_those_of_the_reference(emulated: EmulatedWide, kind: str, dtyp
     rows.check(attend(emulated, rows, 3))
 
 
+@pytest.mark.parametrize("latent", [True, False])
+def test_scores_that_rise(emulated: EmulatedWide, latent: bool) -> None:
+    rows = wide_rows([(1, 400), (2, 200)], 4, latent=latent, dtype=torch.float16, rising=True)
+    rows.check(attend(emulated, rows, 2), scaled=latent)
+
+
 @pytest.mark.parametrize("block_size", [32, 64, 128])
 def test_blocks_of_any_size(emulated: EmulatedWide, block_size: int) -> None:
     rows = wide_rows([(1, 150), (2, 65)], 5, block_size=block_size)

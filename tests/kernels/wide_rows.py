@@ -42,8 +42,9 @@ class WideRows:
             parts.append(reference.attention(*operands, SCALE)[..., :VALUES].cpu())
         return torch.cat(parts)
 
-    def check(self, out: Tensor) -> None:
-        tolerance = TOLERANCE[self.queries.dtype]
+    def check(self, out: Tensor, *, scaled: bool = False) -> None:
+        """`scaled`: beside the largest value, as where those of keys grow."""
+        tolerance = TOLERANCE[self.queries.dtype] * (float(self.expected.abs().max()) if scaled else 1.0)
         torch.testing.assert_close(out.double(), self.expected, atol=tolerance, rtol=tolerance)
 
     def only(self, number: int, first: int, last: int) -> WideRows:
@@ -70,9 +71,10 @@ def swizzled(rows: Tensor) -> Tensor:
 
 def wide_rows(
     lengths: list[tuple[int, int]], heads: int, kv_heads: int = 1, *, latent: bool = True,
-    dtype: torch.dtype = torch.bfloat16, block_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16, block_size: int = 16, rising: bool = False,
 ) -> WideRows:  # fmt: skip
-    """Of sequences with so many queries, at the end of so many tokens."""
+    """Of sequences with so many queries, at the end of so many tokens. `rising`: keys grow along the context, from
+    nothing to ten times as long, and with them the highest scores."""
     generator = torch.Generator().manual_seed(heads)
     width, kinds = (LATENT, 1) if latent else (VALUES, 2)
     needed = [-(-context // block_size) for _, context in lengths]
@@ -85,7 +87,10 @@ def wide_rows(
         blocks = order[start : start + count]
         tables[row, :count] = blocks
         start += count
-        kept.append([torch.randn(context, kv_heads, width, generator=generator).to(dtype) for _ in range(kinds)])
+        made = [torch.randn(context, kv_heads, width, generator=generator) for _ in range(kinds)]
+        if rising:
+            made[0] *= torch.linspace(0, 10, context)[:, None, None]
+        kept.append([each.to(dtype) for each in made])
         for number, block in enumerate(blocks.tolist()):
             for kind, rows in enumerate(kept[-1]):
                 of_block = rows[number * block_size : (number + 1) * block_size]

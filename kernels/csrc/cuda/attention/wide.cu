@@ -23,6 +23,10 @@ constexpr int kScores = kWideKeys / 2, kOutputs = kWideValues / 2;  // columns o
 constexpr int kPart = kWideKeys * 128;                              // bytes of 64 columns of a tile
 static_assert(kWideRows == 64 && kWideKeys == 64);
 
+// Weights are relative to a score of the row that lies no more than this below the highest, in the log2 domain: where they
+// stay so, the output needs no new scale.
+constexpr float kSlack = 8.0f;
+
 // Named barriers of the consumers; 0 is __syncthreads.
 enum Named { kMaxima = 1, kWeights = 2, kSums = 3, kCleared = 4 };
 
@@ -155,7 +159,7 @@ struct Consumer {
   const float unit;                // scores s stand for s * unit in the log2 domain
   Rings<W, latent> rings;
   float o[kOutputs / 2];
-  float top[2], sum[2];  // highest score of a row; sum of this thread's weights
+  float top[2], sum[2];  // the score that a row's weights are relative to; sum of this thread's weights
   int last_key[2];
 
   __device__ Consumer(const WideArgs& args, char* base)
@@ -197,8 +201,10 @@ struct Consumer {
   __device__ void weigh(const float (&factor)[2]) {
     const uint32_t p = uniform((shared + L::kWeightsAt) / 16);
     const uint32_t v = uniform((shared + values_at() + warpgroup * (kOutputs / 64 * kPart)) / 16);
+    if (__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
-    for (int i = 0; i < kOutputs / 2; ++i) o[i] *= factor[i / 2 % 2];
+      for (int i = 0; i < kOutputs / 2; ++i) o[i] *= factor[i / 2 % 2];
+    }
     pin(o);
     products_begin();
 #pragma unroll
@@ -213,7 +219,7 @@ struct Consumer {
     for (int i = 0; i < kScores / 2; ++i)
       if (column + i / 4 * 8 + i % 2 > last_key[i / 2 % 2]) s[i] = -INFINITY;
   }
-  // Turns scores into weights, in shared memory. `factor` makes the output relative to the highest score until now.
+  // Turns scores into weights, in shared memory. `factor` makes the output relative to the score that weights now are.
   __device__ void soften(const float (&s)[kScores / 2], float (&factor)[2]) {
     float high[2] = {-INFINITY, -INFINITY};
 #pragma unroll
@@ -226,7 +232,8 @@ struct Consumer {
     barrier_sync(kMaxima, kConsumers);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float now = fmaxf(top[r], fmaxf(high[r], maxima(1 - warpgroup)[8 * r]));
+      const float highest = fmaxf(high[r], maxima(1 - warpgroup)[8 * r]);
+      const float now = (highest - top[r]) * unit > kSlack ? highest : top[r];
       factor[r] = fast_exp2((top[r] - now) * unit);
       top[r] = now, sum[r] *= factor[r];
     }

@@ -38,7 +38,7 @@ struct WideArgs : AttentionOperands {
   // Of what each block has of the tile that ends with it, or began before it: its last one at 2 block + 1, its first at
   // 2 block.
   float* partial;  // [2 blocks][rows][values]
-  float* sums;     // [2 blocks][rows][2]: highest score in the log2 domain, sum of weights
+  float* sums;     // [2 blocks][rows][2]: the score that weights are relative to, in the log2 domain; their sum
 };
 
 cudaError_t plan_wide(const WidePlanArgs&, cudaStream_t);
