@@ -31,7 +31,7 @@ __device__ int scan(int x, int& total) {
 }
 
 // Calls f(sequence, tile, tiles of keys) with each tile in its order, a thread with one of as many; threads with none give 0
-// tiles of keys.
+// tiles of keys. From one place: f has exchanges of whole warps, which lanes at two copies of it would wait for without end.
 template <class F>
 __device__ void each_tile(const WidePlanArgs& a, F&& f) {
   __shared__ int firsts[kThreads];
@@ -44,19 +44,15 @@ __device__ void each_tile(const WidePlanArgs& a, F&& f) {
     __syncthreads();
     for (int first = 0; first < total; first += kThreads) {
       const int place = first + int(threadIdx.x);
-      if (place >= total) {
-        f(0, 0, 0);
-        continue;
-      }
-      int low = 0, high = there;  // the last sequence that begins here or before
+      int low = 0, high = place < total ? there : 0;  // the last sequence that begins here or before
       while (high - low > 1) {
         const int middle = (low + high) / 2;
         if (firsts[middle] <= place) low = middle;
         else high = middle;
       }
-      const int tile = place - firsts[low];
-      const WideSequence s(a.context_lens, a.query_start, base + low);
-      f(base + low, tile, s.key_tiles(tile / a.kv_heads, a.group));
+      const int sequence = base + low, tile = place - firsts[low];
+      const WideSequence s(a.context_lens, a.query_start, sequence);
+      f(sequence, tile, place < total ? s.key_tiles(tile / a.kv_heads, a.group) : 0);
     }
     __syncthreads();
   }
