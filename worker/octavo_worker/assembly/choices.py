@@ -87,11 +87,13 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
 
 
 def has_decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits, but
-    not beside a dense MLP."""
+    """True if octavo's own decoder computes the model on this device: latent attention has kernels on Hopper, and so
+    have experts, in 16 bits, but not beside a dense MLP."""
     family = family_of(config)
     if family is None or device.type == "cpu":
         return family is not None
+    if family.latent is not None and Feature.LATENT not in features(device):
+        return False
     if family.mlps is None:
         return True
     described = described_by(config, None)
