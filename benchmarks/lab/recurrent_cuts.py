@@ -26,7 +26,7 @@ STEPS = ("1x1", "2x1", "4x1", "8x1", "16x1", "32x1", "64x1", "256x1", "32x4", "1
 def lengths(step: str) -> list[int]:
     size, _, prompt = step.partition("+")
     sequences, tokens = map(int, size.split("x"))
-    return [tokens] * sequences + [int(prompt)] * bool(prompt)
+    return [tokens] * sequences + ([int(prompt)] if prompt else [])
 
 
 def seconds(layer: Delta, rows: list[int], cut: int) -> float:
