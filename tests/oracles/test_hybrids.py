@@ -187,7 +187,7 @@ def test_what_ranks_cannot_share_is_named(
         ("nemotron_h-experts", "bfloat16", "experts without a gate, which run on CPUs alone"),
     ],
 )
-def test_what_a_gpu_has_no_kernel_for_is_refused_by_name(
+def test_what_no_kernel_takes_is_refused_by_name(
     name: str,
     dtype: str,
     reason: str,
@@ -199,7 +199,7 @@ def test_what_a_gpu_has_no_kernel_for_is_refused_by_name(
         choose(options_of(folders(name)[0], dtype=dtype))
 
 
-def test_a_gpu_without_the_kernels_is_refused_by_name(
+def test_a_gpu_without_kernels_is_refused_by_name(
     folders: Callable[[str], tuple[Path, PreTrainedModel]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_a_gpu(monkeypatch, frozenset(Feature) - {Feature.RECURRENT})
