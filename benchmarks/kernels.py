@@ -31,6 +31,7 @@ from kernel_rows.prefill import prefill_rows
 from kernel_rows.recurrent import recurrent_rows
 from kernel_rows.sampling import sample_rows
 from kernel_rows.w8a8 import w8a8_rows, w8a8_tile_rows
+from kernel_rows.wide import latent_rows
 
 from octavo_worker.bench.report import write
 
@@ -45,6 +46,7 @@ def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
         "8-bit": eight_bits,
         "cascade": cascade_rows,
         "prefill": prefill_rows,
+        "latent": latent_rows,
         "fused": fused_rows,
         "copy": copy_rows,
         "linear": linear_rows,

@@ -22,7 +22,7 @@ struct Cache {
 
 struct WriteArgs {
   Dtype dtype;
-  const void *q, *k, *v;  // q is null when only K and V are written
+  const void *q, *k, *v;  // q is null when only K and V are written, v where values are the first elements of keys
   int64_t q_stride, k_stride, v_stride;
   void* q_out;
   int64_t q_out_stride;
@@ -33,7 +33,7 @@ struct WriteArgs {
   const int64_t* positions;
   const float* cos_sin;  // null: no rotation
   int64_t cos_sin_stride;
-  int rotary_dim;
+  int rotary_at, rotary_dim;  // columns of a head
   const void *q_norm, *k_norm;  // null: no norm
   float eps, norm_offset;
 };

@@ -75,10 +75,31 @@ AttentionArgs attention_args(int dtype, const Rows& q, const Rows& out, const He
   const size_t item = item_size(Dtype(dtype));
   aligned("q", q, item), aligned("out", out, item), aligned("layer_cache", cache.data);
   auto a = attention_of<AttentionArgs>(Dtype(dtype), q, out, heads, cache, tables, scoring);
+  a.value_dim = heads.dim;
   plan->fill(a);
   a.sequences = use.sequences, a.decodes = use.decodes, a.extends = use.extends, a.history_ready = use.history_ready;
   if (!use.groups) a.prefix = nullptr;
   return a;
+}
+
+// Rows of the queries of all heads, then of the key, of which the last columns are rotated.
+WriteArgs latent_write_args(int dtype, const Rows& rows, const Rows& q_out, int64_t tokens, const Heads& heads,
+                            const Cache& cache, Address slots, const Rotation& rotation) {
+  WriteArgs a = rope_write_args(dtype, rows, q_out, tokens, heads, cache, slots, rotation, {nullptr, nullptr, 0.0f, 0.0f});
+  a.v = nullptr, a.rotary_at = heads.dim - rotation.dim;
+  return a;
+}
+
+// `values` of a head: the first elements of its keys.
+AttentionArgs latent_args(int dtype, const Rows& q, const Rows& out, const Heads& heads, int values, const Cache& cache,
+                          const Rows& tables, const Scoring& scoring, const AttentionPlan* plan, const PlanUse& use) {
+  AttentionArgs a = attention_args(dtype, q, out, heads, cache, tables, scoring, plan, use);
+  a.value_dim = values;
+  return a;
+}
+
+cudaError_t attend_latent(const AttentionArgs& a, cudaStream_t stream) {
+  return simt_attention(a, a.decodes, a.extends, stream);
 }
 
 NormArgs norm_args(int dtype, const Rows& x, const Rows& residual, Address weight, Address bias, const Rows& out,
@@ -122,6 +143,8 @@ void define_attention(py::module_& m) {
     check("plan_attention", plan_attention(a, stream_at(stream)));
   });
   m.def("paged_attention", launching("paged_attention", attention_args, attend));
+  m.def("rope_write_latent", launching("rope_write_latent", latent_write_args, simt_write));
+  m.def("latent_attention", launching("latent_attention", latent_args, attend_latent));
 #if !OCTAVO_HIP
   m.def("decode_step", [](const py::tuple& write, const py::tuple& attention, Address stream) {
     DecodeStepArgs a{from_tuple(rope_write_args, write), from_tuple(attention_args, attention), nullptr};
@@ -285,6 +308,7 @@ PYBIND11_MODULE(_cuda, m) {
 #if OCTAVO_HOPPER
   define_experts(m);
   define_recurrent(m);
+  define_wide(m);
 #endif
   define_exchange(m);
 #endif

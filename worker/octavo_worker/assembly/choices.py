@@ -88,12 +88,12 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
 
 def has_decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
     """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits, but
-    not beside a dense MLP, and latent attention has none. Recurrent layers have no other route."""
+    not beside a dense MLP. Recurrent layers have no other route."""
     family = family_of(config)
     if family is None or device.type == "cpu":
         return family is not None
-    if family.latent is not None or family.mlps is None or family.recurrent is not None:
-        return family.latent is None
+    if family.mlps is None or family.recurrent is not None:
+        return True
     described = described_by(config, None)
     mixtures = [] if described is None else described.mixtures
     if not mixtures or any(mlp.beside for mlp in mixtures):

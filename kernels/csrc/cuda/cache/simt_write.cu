@@ -1,4 +1,4 @@
-// Writes into caches that cache.cu does not take: float32, eight bits, any head dim. One warp a token and head; a lane
+// Writes into caches that cache.cu does not take: float32, eight bits, any head dim, keys without values. One warp a token and head; a lane
 // holds every 32nd group of four columns.
 #include "cache/args.h"
 #include "cache/cells.cuh"
@@ -45,12 +45,12 @@ struct Row {
     each([&](int i, int column) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int d = column + j;
-        if (d >= a.rotary_dim) break;
+        const int d = column + j - a.rotary_at;
+        if (d < 0 || d >= a.rotary_dim) continue;
         const bool later = d >= half;
         const int angle = later ? d - half : d;
         const int partner = later ? d - half : d + half;
-        x[i][j] = x[i][j] * cosine[angle] + (later ? memory[partner] : -memory[partner]) * sine[angle];
+        x[i][j] = x[i][j] * cosine[angle] + (later ? memory[a.rotary_at + partner] : -memory[a.rotary_at + partner]) * sine[angle];
       }
     });
   }
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kWarps * 32) write_kernel(const __grid_constan
   extern __shared__ float4 memory[];
   wait_for_previous_kernel();
   launch_next_kernel();
-  const int heads = a.heads + 2 * a.kv_heads, warp = threadIdx.x / 32;
+  const int heads = a.heads + (a.v ? 2 : 1) * a.kv_heads, warp = threadIdx.x / 32;
   const int64_t index = int64_t(blockIdx.x) * kWarps + warp, token = index / heads;
   if (token >= a.tokens) return;
   const int head = int(index % heads), kv_head = (head - a.heads) % a.kv_heads, D = a.head_dim;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kWarps * 32) write_kernel(const __grid_constan
 
 template <class C, int N>
 cudaError_t launch(const WriteArgs& a, cudaStream_t stream) {
-  const int64_t rows = a.tokens * (a.heads + 2 * a.kv_heads);
+  const int64_t rows = a.tokens * (a.heads + (a.v ? 2 : 1) * a.kv_heads);
   const int bytes = a.cos_sin ? kWarps * a.head_dim * int(sizeof(float)) : 0;
   return launch_after(write_kernel<C, N>, {dim3(unsigned((rows + kWarps - 1) / kWarps)), kWarps * 32, bytes}, stream, a);
 }
@@ -132,11 +132,13 @@ cudaError_t launch(const WriteArgs& a, cudaStream_t stream) {
 
 cudaError_t simt_write(const WriteArgs& a, cudaStream_t stream) {
   if (a.tokens == 0) return cudaSuccess;
+  if (a.head_dim > 5 * kColumns) return cudaErrorInvalidValue;
   return with_cells(a.dtype, a.cache.cells, [&](auto tag) {
     using C = decltype(tag);
     if (a.head_dim <= kColumns) return launch<C, 1>(a, stream);
     if (a.head_dim <= 2 * kColumns) return launch<C, 2>(a, stream);
-    return launch<C, 4>(a, stream);
+    if (a.head_dim <= 4 * kColumns) return launch<C, 4>(a, stream);
+    return launch<C, 5>(a, stream);
   });
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from octavo_kernels.ops import KV_DTYPES
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.decoder import Decoder
@@ -36,7 +37,8 @@ def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *o
     and outside of one; what recurrent layers make; partial results of attention; block tables; the copies of host
     blocks; and a constant for the rest."""
     logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
-    partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len) for m in (model, *others))
+    cached = KV_DTYPES.get(options.kv_dtype)
+    partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len, cached) for m in (model, *others))
     tables = (
         (options.max_running * (1 + len(others)) + options.most_samples) * -(-max_model_len // options.block_size) * 4
     )

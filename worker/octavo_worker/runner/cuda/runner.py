@@ -85,7 +85,8 @@ class CudaRunner(BaseRunner):
         guesses = self._sampler.tokens[samples:].view(drafts, guessed)
         self.draft_places = DraftPlaces(self._inputs, guesses, samples)
         self._swap = self._swap_streams()
-        self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=self.shared_reading is not None)
+        grouped, cached = self.shared_reading is not None, self.kv_cache.dtype
+        self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=grouped, cache_dtype=cached)
         self._stream = torch.cuda.Stream(device)
         self._before: Slot | None = None  # of the step launched last
         groups, windowed = heads_per_kv(model.cache), any(windows_of(model.cache))
