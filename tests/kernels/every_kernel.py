@@ -14,7 +14,7 @@ from itertools import cycle, product
 import torch
 from coded_weights import FORMS, random_weight
 from exchange_alone import exchange
-from experts_alone import experts
+from experts_alone import coded_experts, experts
 from recurrent_alone import recurrent
 from step_words import step_message
 from torch import Tensor
@@ -369,6 +369,7 @@ PIECES: dict[str, Callable[[], None]] = {
         coded_wide,
         w8a8_products,
         experts,
+        coded_experts,
         recurrent,
         sample,
         inputs,

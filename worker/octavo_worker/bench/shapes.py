@@ -128,6 +128,26 @@ _GEMMA4_31B = {
     "num_global_key_value_heads": 4,
     "attention_k_eq_v": True,
 }
+_GPT_OSS = _LLAMA | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "head_dim": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "vocab_size": 201_088,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 150_000.0,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm-135m": _LLAMA
     | {
@@ -147,6 +167,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b-24": _QWEN3_MOE | {"num_hidden_layers": 24},
     "qwen3-30b-a3b-8": _QWEN3_MOE | {"num_hidden_layers": 8},
     "qwen3-30b-a3b-3": _QWEN3_MOE | {"num_hidden_layers": 3},
+    "gpt-oss-20b": _GPT_OSS
+    | {"num_hidden_layers": 24, "num_local_experts": 32, "layer_types": ["sliding_attention", "full_attention"] * 12},
+    "gpt-oss-120b": _GPT_OSS
+    | {"num_hidden_layers": 36, "num_local_experts": 128, "layer_types": ["sliding_attention", "full_attention"] * 18},
     "olmoe-1b-7b-4": {k: v for k, v in _LLAMA.items() if k != "mlp_bias"}
     | {
         "architectures": ["OlmoeForCausalLM"],
