@@ -52,7 +52,7 @@ BUDGETS = {
     "octavo_worker.engine": 6900,
     "octavo_worker.memory": 1000,
     "octavo_worker.runner": 3500,
-    "octavo_worker.model": 9620,
+    "octavo_worker.model": 9700,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1600,
     "octavo_kernels": 5060,
