@@ -35,6 +35,8 @@ from octavo_kernels.cache.blocks import (
     swap_blocks,
     write_kv,
 )
+from octavo_kernels.experts.coded import pack_experts
+from octavo_kernels.experts.coded import takes as takes_experts
 from octavo_kernels.experts.gpu import Experts, Routed, RouterProduct, experts_down, experts_up, route_rows
 from octavo_kernels.experts.grouped import combine, grouped_linear
 from octavo_kernels.experts.route import Assignments, Routing, Score, route, sigmoid
@@ -90,6 +92,7 @@ __all__ = [
     "logprobs",
     "num_threads",
     "pack",
+    "pack_experts",
     "pack_samples",
     "paged_attention",
     "rms_norm",
@@ -103,6 +106,7 @@ __all__ = [
     "ssm_step",
     "swap_blocks",
     "takes_copy",
+    "takes_experts",
     "write_kv",
     "write_latent",
 ]

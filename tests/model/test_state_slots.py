@@ -13,7 +13,7 @@ from octavo_worker.assembly.state_slots import host_slots, slot_bytes, state_slo
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.state import StateLayout, StateMove, StateSpec
 from octavo_worker.model.errors import ModelError
-from octavo_worker.model.recurrent.slots import copy_slots, empty_slots, layer_states, moves_of, no_moves
+from octavo_worker.model.recurrent.slots import empty_slots, layer_states, moves_of, no_moves
 
 MIB = 1 << 20
 SPECS = st.none() | st.builds(
@@ -41,7 +41,7 @@ def options(**values: object) -> ModelOptions:
 @given(st.lists(SPECS, min_size=1).filter(any))
 def test_layers_share_no_byte_of_a_slot(specs: list[StateSpec | None]) -> None:
     layout = StateLayout.of(specs)
-    slots = empty_slots(layout, 3, torch.device("cpu")).zero_()
+    slots = empty_slots(layout, 3, 0, torch.device("cpu")).device.zero_()
     views = [view for view in layer_states(slots, layout) if view is not None]
     parts = [part for view in views for part in view if part is not None]
     for number, part in enumerate(parts, 1):
@@ -50,11 +50,12 @@ def test_layers_share_no_byte_of_a_slot(specs: list[StateSpec | None]) -> None:
     assert not any(part[other].any() for part in parts for other in (0, 2))
 
 
-def test_slots_are_copied_whole() -> None:
-    slots = torch.arange(12, dtype=torch.uint8).view(4, 3).clone()
-    copy_slots(slots, [(1, 3), (2, 0)])
-    assert slots.tolist() == [[6, 7, 8], [3, 4, 5], [6, 7, 8], [3, 4, 5]]
-    copy_slots(slots, [])
+def test_pools_of_slots_share_no_byte() -> None:
+    pools = empty_slots(StateLayout.of([BIG.states[0]]), 3, 2, torch.device("cpu"))
+    assert [len(pool) for pool in pools] == [3, 2]
+    pools.device.fill_(1)
+    pools.host.fill_(2)
+    assert (pools.device == 1).all()
 
 
 def test_moves_are_those_of_the_steps_and_none_where_none_has_one() -> None:

@@ -128,6 +128,26 @@ _GEMMA4_31B = {
     "num_global_key_value_heads": 4,
     "attention_k_eq_v": True,
 }
+_GPT_OSS = _LLAMA | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "head_dim": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "vocab_size": 201_088,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 150_000.0,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm-135m": _LLAMA
     | {
@@ -147,6 +167,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b-24": _QWEN3_MOE | {"num_hidden_layers": 24},
     "qwen3-30b-a3b-8": _QWEN3_MOE | {"num_hidden_layers": 8},
     "qwen3-30b-a3b-3": _QWEN3_MOE | {"num_hidden_layers": 3},
+    "gpt-oss-20b": _GPT_OSS
+    | {"num_hidden_layers": 24, "num_local_experts": 32, "layer_types": ["sliding_attention", "full_attention"] * 12},
+    "gpt-oss-120b": _GPT_OSS
+    | {"num_hidden_layers": 36, "num_local_experts": 128, "layer_types": ["sliding_attention", "full_attention"] * 18},
     "olmoe-1b-7b-4": {k: v for k, v in _LLAMA.items() if k != "mlp_bias"}
     | {
         "architectures": ["OlmoeForCausalLM"],
@@ -197,6 +221,37 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 128_000,
         "rope_theta": 1e6,
         "tie_embedding": True,
+    },
+    "granite-4-h-tiny": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "dtype": "bfloat16",
+        "hidden_act": "silu",
+        "hidden_size": 1536,
+        "intermediate_size": 512,
+        "shared_intermediate_size": 1024,
+        "num_local_experts": 64,
+        "num_experts_per_tok": 6,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 40,
+        "layer_types": ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)],
+        "position_embedding_type": "nope",
+        "mamba_n_heads": 48,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "embedding_multiplier": 12,
+        "attention_multiplier": 0.0078125,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 6,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "vocab_size": 100_352,
+        "max_position_embeddings": 131_072,
     },
     "llama-8b": _LLAMA
     | {

@@ -199,13 +199,25 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def uses_swapped_in(self) -> bool:
-        """True if this step reads a block that it swaps in, for a sequence or a copy of any kind. Otherwise a runner
-        may begin it before the swap-in is done, and wait in the next step."""
+        """True if this step reads a block or a state that it swaps in, for a sequence or a copy of any kind. Otherwise
+        a runner may begin it before the swap-in is done, and wait in the next step."""
+        return self._uses_blocks or self._uses_states
+
+    @property
+    def _uses_blocks(self) -> bool:
         if not self.swap_in:
             return False
         loaded = {block for _, block in self.swap_in}
         copied = (source for source, _ in chain(self.swap_out, self.copies))
         return not loaded.isdisjoint(chain(copied, *(s.block_table for s in self.sequences)))
+
+    @property
+    def _uses_states(self) -> bool:
+        if not self.state_in:
+            return False
+        loaded = {slot for _, slot in self.state_in}
+        read = (s.state.read for s in self.sequences if s.state is not None)
+        return not loaded.isdisjoint(chain((source for source, _ in self.state_out), read))
 
 
 def count_host_blocks(block_table: Sequence[int], first_host_block: int) -> int:

@@ -23,7 +23,6 @@ from octavo_worker.contract.step import (
 )
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, in_pools
-from octavo_worker.model.recurrent.slots import copy_slots
 from octavo_worker.runner.backing import Backing
 from octavo_worker.runner.base import BaseRunner, prompt_scores
 from octavo_worker.runner.draft_model import DraftModel
@@ -111,8 +110,10 @@ class PagedRunner(BaseRunner):
             ops.swap_blocks(self.host_cache, self.kv_cache, in_pools(plan.swap_in, self.first_host_block))
         if plan.swap_out:
             ops.swap_blocks(self.kv_cache, self.host_cache, in_pools(plan.swap_out, self.first_host_block))
-        copy_slots(self.states, plan.state_in)
-        copy_slots(self.states, plan.state_out)
+        if plan.state_in:
+            ops.swap_blocks(self.host_states, self.states, in_pools(plan.state_in, self.first_host_state_slot))
+        if plan.state_out:
+            ops.swap_blocks(self.states, self.host_states, in_pools(plan.state_out, self.first_host_state_slot))
         if plan.copies:
             ops.copy_blocks(self.kv_cache, torch.tensor(plan.copies, dtype=torch.int64))
         sequences = (plan if self.draft_model is None else self.draft_model.of_plan(plan)).sequences

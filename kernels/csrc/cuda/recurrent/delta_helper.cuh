@@ -28,20 +28,24 @@ struct Helper {
   const Place<C>& place;
   const Sequence& sequence;
   Shared<C>& shared;
+  const int base;  // stages of sequences before this one
   const int lane, warp, column;
   const Channels channels;
   const Line<T> line;
 
-  __device__ Helper(const DeltaArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory)
-      : a(args), place(at), sequence(s), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
+  __device__ Helper(const DeltaArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory, int stages_before = 0)
+      : a(args), place(at), sequence(s), shared(memory), base(stages_before), lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32 % kHelpers),
         column(at.part * C::kColumns + lane * kOwn), channels(args, at.key_head, at.head), line(args.step, s, 0) {
     if (warp == 1 && lane == 0) shared.rate = a.rates[at.head], shared.dt_bias = a.dt_bias[at.head];
     if (warp == 0) *own(shared.norm) = *reinterpret_cast<const Own*>(a.norm.weight + at.head * kHead + column);
     const Convolution& c = a.step.convolution;
     for (int tap = warp; tap < kTaps; tap += kHelpers) take_weights(static_cast<const T*>(c.weight) + tap * c.channels, tap);
     if (c.bias && warp == 0) take_weights(c.bias, kTaps);
-    barrier_sync(kTaken, 32 * kHelpers);
+    meet();
   }
+  // These warps among themselves.
+  __device__ static void meet() { barrier_sync(kTaken + int(threadIdx.x) / (32 * kHelpers), 32 * kHelpers); }
   __device__ void take_weights(const void* from, int tap) {
     float* to = shared.weights[tap];
     widen_weights<T, kKey>(from, channels.q + lane * kKey, to + lane * kKey);
@@ -79,8 +83,10 @@ struct Helper {
   }
 
   // Inputs of a stage's tokens.
-  __device__ void make(int stage, const Inputs& in) {
-    auto& to = shared.stages[stage % 2];
+  __device__ void make(int stage, Inputs& in) {
+    auto& to = shared.stages[(base + stage) % 2];
+    line.clear(first(stage) - kTaps + 1, in.q), line.clear(first(stage) - kTaps + 1, in.k);
+    line.clear(first(stage, kTurn) - kTaps + 1, in.v);
     make_keys(in, to, sequence.tokens - first(stage));
     float v[kPair][kOwn];
     convolve<kTaps, kPair>(in.v, &shared.weights[0][2 * kRows + lane * kOwn], C::kWeights, biased(), v);
@@ -92,7 +98,7 @@ struct Helper {
       to.gates[lane].x = expf(__fmul_rn(shared.rate, step));
       to.gates[lane].y = __fmul_rn(a.beta_scale, 1.0f / __fadd_rn(1.0f, expf(-to_float(in.b))));
     }
-    Handover::tell(shared.handover.made, stage);
+    Handover::tell(shared.handover.made, base + stage);
   }
   // k and q of unit length, q times the root of its own.
   __device__ void make_keys(const Inputs& in, Stage<C>& to, int count) {
@@ -106,11 +112,15 @@ struct Helper {
       for (int j = 0; j < kKey; ++j) products[j] = __fmul_rn(x[j], y[j]);
       return sum_in_pairs(products);
     };
+    float sums[3 * kPair];  // of q q, k k, k q
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) sums[3 * i] = sum(q[i], q[i]), sums[3 * i + 1] = sum(k[i], k[i]), sums[3 * i + 2] = sum(k[i], q[i]);
+    sum_over_lanes(sums, 1, 32);
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
       const int t = warp * kPair + i;
-      const float of_q = __fmul_rn(inverse_root(__fadd_rn(sum(q[i], q[i]), kLeastSquares)), kRootOfRows);
-      const float of_k = inverse_root(__fadd_rn(sum(k[i], k[i]), kLeastSquares)), both = sum(k[i], q[i]);
+      const float of_q = __fmul_rn(inverse_root(__fadd_rn(sums[3 * i], kLeastSquares)), kRootOfRows);
+      const float of_k = inverse_root(__fadd_rn(sums[3 * i + 1], kLeastSquares)), both = sums[3 * i + 2];
 #pragma unroll
       for (int j = 0; j < kKey; ++j) q[i][j] = __fmul_rn(q[i][j], of_q), k[i][j] = __fmul_rn(k[i][j], of_k);
       *reinterpret_cast<Elements<float, kKey>*>(to.q[t] + lane * kKey) = reinterpret_cast<const Elements<float, kKey>&>(q[i]);
@@ -121,8 +131,8 @@ struct Helper {
 
   // The gated norm of a stage's tokens, when they are done.
   __device__ void finish(int stage, const Gates& gates) {
-    const uint32_t parity = stage / 2 & 1;
-    Handover::wait_for(shared.handover.used, stage);
+    const Stage<C>& made = shared.stages[(base + stage) % 2];
+    Handover::wait_for(shared.handover.used, base + stage);
     const int count = min(sequence.tokens - first(stage), kPair);
     if (count <= 0) return;
     float o[kPair][kOwn], sums[kPair];
@@ -131,12 +141,13 @@ struct Helper {
       float squares[kOwn];
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) {
-        o[i][j] = i < count ? shared.stages[stage % 2].o[warp * kPair + i][lane * kOwn + j] : 0.0f;
+        o[i][j] = i < count ? made.o[warp * kPair + i][lane * kOwn + j] : 0.0f;
         squares[j] = __fmul_rn(o[i][j], o[i][j]);
       }
       sums[i] = sum_in_pairs(squares);
     }
-    if constexpr (C::kParts > 1) share(stage, parity, count, sums);
+    sum_over_lanes(sums, 1, 32);
+    if constexpr (C::kParts > 1) share(stage, count, sums);
     const Own weight = *own(shared.norm);
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
@@ -153,18 +164,21 @@ struct Helper {
     }
   }
   // Sums over the columns of all parts.
-  __device__ void share(int stage, uint32_t parity, int count, float (&sums)[kPair]) {
+  __device__ void share(int stage, int count, float (&sums)[kPair]) {
     auto& squares = shared.squares[stage % 2];
     const uint32_t told = shared_address(&shared.told[stage % 2][warp]);
     const int token = warp * kPair + lane / C::kParts, other = lane % C::kParts;
-    const float mine = lane / C::kParts == 0 ? sums[0] : sums[kPair - 1];
+    float mine = sums[0];
+#pragma unroll
+    for (int i = 1; i < kPair; ++i)
+      if (lane / C::kParts == i) mine = sums[i];
     if (lane < C::kParts * count) {
       if (other == place.part) squares[token][other] = mine;
       else send_word(shared_address(&squares[token][place.part]), told, place.rank - place.part + other, mine);
     }
     if (lane == 0) barrier_expect(told, (C::kParts - 1) * count * sizeof(float));
     __syncwarp();
-    barrier_wait(told, parity);
+    barrier_wait(told, stage / 2 & 1);
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
       if (i >= count) break;
@@ -175,14 +189,14 @@ struct Helper {
     __syncwarp();
   }
 
-  // Columns of the convolution that this thread moves: those of v are this block's alone, those of q and k one block's of the
-  // cluster.
+  // Columns of the convolution that this thread moves: those of v are this block's alone, those of q and k are moved with the last
+  // of the heads that share them.
   static constexpr int kQuads = kRows / 4, kQuadTurns = (2 * kQuads + 32 * kHelpers - 1) / (32 * kHelpers);
   struct Columns {
     Elements<T, 4> v[kTaps - 1], keys[kQuadTurns][kTaps - 1];
   };
   __device__ int thread() const { return warp * 32 + lane; }
-  __device__ bool has_keys() const { return place.rank == 0 && thread() < 2 * kQuads; }
+  __device__ bool has_keys() const { return place.last(a) && thread() < 2 * kQuads; }
   __device__ int value_channel() const { return channels.v + place.part * C::kColumns + thread() * 4; }
   __device__ int key_channel(int turn) const {
     const int quad = turn * 32 * kHelpers + thread();
@@ -196,14 +210,25 @@ struct Helper {
     for (int i = 0; i < kQuadTurns; ++i) line.take(tokens, key_channel(i), latest.keys[i]);
     return latest;
   }
-  __device__ void put(int slot, const Columns& latest) const {
+  __device__ void clear(int tokens, Columns& latest) const {
+    line.clear(tokens - kTaps + 1, latest.v);
+#pragma unroll
+    for (int i = 0; i < kQuadTurns; ++i) line.clear(tokens - kTaps + 1, latest.keys[i]);
+  }
+  __device__ void put(int slot, int tokens, Columns latest) const {
     if (slot == 0) return;
+    clear(tokens, latest);
     if (thread() < C::kColumns / 4) put_columns(a.step, slot, value_channel(), latest.v);
     if (!has_keys()) return;
 #pragma unroll
     for (int i = 0; i < kQuadTurns; ++i) put_columns(a.step, slot, key_channel(i), latest.keys[i]);
   }
 
+  // What others may write in place has been read.
+  __device__ void meet_readers() const {
+    if constexpr (C::kClustered) tell_cluster(), wait_for_cluster();
+    else meet();
+  }
   __device__ void run() {
     const int stages = (sequence.tokens + kTokens - 1) / kTokens;
     Gates gates{};
@@ -216,17 +241,17 @@ struct Helper {
         make(stage, in);
         if constexpr (C::kHolds)
           if (stage + 1 < stages) in = fetch(stage + 1);
-        if (stage == 0) tell_cluster(), wait_for_cluster();
+        if (stage == 0) meet_readers();
         else finish(stage - 1, gates), gates = fetch_gates(stage);
       }
     } else {
-      tell_cluster(), wait_for_cluster();
+      meet_readers();
     }
     for (int k = sequence.keep; k < sequence.keeps; ++k)
-      if (const int after = a.step.moves.keep_after[k]; after <= sequence.tokens) put(a.step.moves.keep_slot[k], take(after));
+      if (const int after = a.step.moves.keep_after[k]; after <= sequence.tokens) put(a.step.moves.keep_slot[k], after, take(after));
     const Columns latest = take(sequence.tokens);
     if (stages > 0) finish(stages - 1, gates);
-    put(sequence.write, latest);
+    put(sequence.write, sequence.tokens, latest);
   }
 };
 

@@ -79,6 +79,7 @@ __device__ inline void move_columns(const SsmArgs& a, int s, int channel) {
   const auto move = [&](int slot, int tokens) {
     if (slot == 0) return;
     line.take(tokens, channel, latest);
+    line.clear(tokens - kTaps + 1, latest);
     put_columns(step, slot, channel, latest);
   };
   for (int k = sequence.keep; k < sequence.keeps; ++k)

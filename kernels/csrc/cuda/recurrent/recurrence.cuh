@@ -68,21 +68,31 @@ __device__ inline Elements<T, N> no_elements() {
   return none;
 }
 
-// A sequence's inputs of the convolution: those of earlier steps lie in its slot, the last `taps - 1` of them.
+// A sequence's inputs of the convolution: those of earlier steps lie in its slot, the last `taps - 1` of them. Loads are no branches,
+// so that they do not wait for each other; what was loaded in the place of zeros is cleared when it has come.
 template <class T>
 struct Line {
-  const T *rows, *before;  // before: null for zeros
+  const T *rows, *before;
+  bool zeros;  // before the step's tokens
   int stride, earlier, channels;
 
   __device__ Line(const RecurrentArgs& a, const Sequence& s, int first_channel)
       : rows(static_cast<const T*>(a.x) + int64_t(s.begin) * a.x_stride + first_channel),
-        before(s.read ? static_cast<const T*>(a.columns.data) + s.read * a.columns.stride : nullptr), stride(int(a.x_stride)),
+        before(static_cast<const T*>(a.columns.data) + s.read * a.columns.stride), zeros(s.read == 0), stride(int(a.x_stride)),
         earlier(a.convolution.taps - 1), channels(a.convolution.channels) {}
   // Of the step's token t, or of one before it.
   template <int N>
   __device__ Elements<T, N> at(int t, int channel) const {
-    if (t >= 0) return load_fresh<T, N>(rows + int64_t(t) * stride + channel);
-    return before ? load_fresh<T, N>(before + (earlier + t) * channels + channel) : no_elements<T, N>();
+    const int64_t row = t >= 0 ? int64_t(t) * stride : int64_t(earlier + t) * channels;
+    return load_fresh<T, N>((t >= 0 ? rows : before) + row + channel);
+  }
+  // What came of `at` for tokens from t on.
+  template <int N, int kCount>
+  __device__ void clear(int t, Elements<T, N> (&line)[kCount]) const {
+    if (!zeros || t >= 0) return;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (t + i < 0) line[i] = no_elements<T, N>();
   }
   // The inputs of N channels that the sequence leaves behind after `tokens` of the step's, the oldest first.
   template <int N, int kEarlier>
@@ -133,7 +143,7 @@ __device__ inline void put_columns(const RecurrentArgs& a, int slot, int channel
   for (int j = 0; j < kEarlier; ++j) *reinterpret_cast<Elements<T, N>*>(to + j * a.convolution.channels) = latest[j];
 }
 
-// Neighbours in pairs, then pairs of those: over a lane's values, and then over lanes.
+// Neighbours in pairs, then pairs of those: a lane's values, which lanes then go on with.
 template <int N>
 __device__ inline float sum_in_pairs(const float (&x)[N]) {
   float part[N];
@@ -143,10 +153,15 @@ __device__ inline float sum_in_pairs(const float (&x)[N]) {
   for (int step = 1; step < N; step *= 2)
 #pragma unroll
     for (int i = 0; i < N; i += 2 * step) part[i] = __fadd_rn(part[i], part[i + step]);
-  float sum = part[0];
+  return part[0];
+}
+// The sums of several values over lanes, side by side: a shuffle waits for those before it.
+template <int M>
+__device__ inline void sum_over_lanes(float (&sums)[M], int from, int to) {
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, step));
-  return sum;
+  for (int step = from; step < to; step *= 2)
+#pragma unroll
+    for (int i = 0; i < M; ++i) sums[i] = __fadd_rn(sums[i], __shfl_xor_sync(~0u, sums[i], step));
 }
 
 // kWide columns of a head's matrix [kRows][columns], of which a lane has the rows 16 j + 4 p + e: p is its place among four.
@@ -156,12 +171,26 @@ struct State {
 
   __device__ static int row(int place, int i) { return i / 4 * 16 + place * 4 + i % 4; }
   __device__ void load(const float* from, int columns, int place) {
+    if (!from) return clear();
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      const Elements<float, kWide> got = from ? load_fresh<float, kWide>(from + row(place, i) * columns) : no_elements<float, kWide>();
+      const Elements<float, kWide> got = load_fresh<float, kWide>(from + row(place, i) * columns);
 #pragma unroll
       for (int w = 0; w < kWide; ++w) at[w][i] = got.at[w];
     }
+  }
+  // Of a matrix in shared memory.
+  __device__ void take(const float* from, int columns, int place) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const auto got = *reinterpret_cast<const Elements<float, kWide>*>(from + row(place, i) * columns);
+#pragma unroll
+      for (int w = 0; w < kWide; ++w) at[w][i] = got.at[w];
+    }
+  }
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kHeld * kWide; ++i) at[i / kHeld][i % kHeld] = 0.0f;
   }
   __device__ void store(float* to, int columns, int place) const {
 #pragma unroll
@@ -188,10 +217,10 @@ struct Keeps {
   }
 };
 
-// The sum over a column of what its four lanes have.
-__device__ inline float column_sum(float x) {
-  x = __fadd_rn(x, __shfl_xor_sync(~0u, x, kLaneColumns));
-  return __fadd_rn(x, __shfl_xor_sync(~0u, x, 2 * kLaneColumns));
+// The sums over columns of what the four lanes of each have.
+template <int M>
+__device__ inline void sum_columns(float (&sums)[M]) {
+  sum_over_lanes(sums, kLaneColumns, 32);
 }
 
 }  // namespace octavo

@@ -107,8 +107,10 @@ struct Helper {
     for (int i = 0; i < kPair; ++i)
       *reinterpret_cast<Elements<float, N>*>(to + (warp * kPair + i) * width) = reinterpret_cast<const Elements<float, N>&>(made[i]);
   }
-  __device__ void make(int stage, const Inputs& in) {
+  __device__ void make(int stage, Inputs& in) {
     auto& to = shared.stages[stage % 2];
+    const int begin = first(stage) - kTaps + 1;
+    line.clear(begin, in.b), line.clear(begin, in.c), line.clear(begin, in.x);
     if (first(stage) < sequence.tokens) {
       convolved(in.b, lane * kKey, to.b[0] + lane * kKey, kRows);
       convolved(in.c, kRows + lane * kKey, to.c[0] + lane * kKey, kRows);
@@ -175,8 +177,12 @@ struct Advancer {
         }
     }
     Elements<float, kWide> out;
+    float sums[kWide];
 #pragma unroll
-    for (int w = 0; w < kWide; ++w) out.at[w] = __fmaf_rn(skip, x.at[w], column_sum(__fadd_rn(of_c[w][0], of_c[w][1])));
+    for (int w = 0; w < kWide; ++w) sums[w] = __fadd_rn(of_c[w][0], of_c[w][1]);
+    sum_columns(sums);
+#pragma unroll
+    for (int w = 0; w < kWide; ++w) out.at[w] = __fmaf_rn(skip, x.at[w], sums[w]);
     if (place == 0) *reinterpret_cast<Elements<float, kWide>*>(to) = out;
   }
 

@@ -34,8 +34,8 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int:
     """Logits of a full batch in the model's dtype and in float32, and what experts make of its rows, both in a graph
-    and outside of one; partial results of attention; block tables; the copies of host blocks; and a constant for the
-    rest."""
+    and outside of one; what recurrent layers make; partial results of attention; block tables; the copies of host
+    blocks; and a constant for the rest."""
     logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
     cached = KV_DTYPES.get(options.kv_dtype)
     partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len, cached) for m in (model, *others))
@@ -44,7 +44,7 @@ def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *o
     )
     staged = STAGE_BYTES if options.host_cache_bytes else 0
     experts = 2 * expert_bytes(model)
-    return logits + experts + partial + tables + staged + WORKSPACE
+    return logits + experts + recurrent_bytes(model) + partial + tables + staged + WORKSPACE
 
 
 def expert_bytes(model: CausalModel) -> int:
@@ -53,3 +53,17 @@ def expert_bytes(model: CausalModel) -> int:
         return 0
     rows = len(model.buffers.hidden)
     return max((mixture.step_bytes(rows) for mixture in model.mixtures), default=0)
+
+
+def recurrent_bytes(model: CausalModel) -> int:
+    """Bytes of what one recurrent layer makes of as many rows as there are buffers for: the product in front of it, its
+    output, and room in float32 for an output without its norm."""
+    if not isinstance(model, Decoder):
+        return 0
+    layers = [layer for layer in model.config.recurrent_layers if layer is not None]
+    made = [sum(segment.size for segment in layer.segments) + layer.inner.size for layer in layers]
+    widest = max(
+        (width * model.dtype.itemsize + 4 * layer.inner.size for width, layer in zip(made, layers, strict=True)),
+        default=0,
+    )
+    return len(model.buffers.hidden) * widest

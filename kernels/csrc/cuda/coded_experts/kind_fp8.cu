@@ -1,0 +1,4 @@
+// Products of experts whose matrices are codes of this kind.
+#include "coded_experts/kind.cuh"
+
+template struct octavo::CodedExperts<octavo::Codes::fp8>;
