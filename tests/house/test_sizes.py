@@ -49,22 +49,22 @@ BUDGETS = {
     "octavo_worker.assembly": 1670,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
-    "octavo_worker.engine": 6900,
+    "octavo_worker.engine": 7300,
     "octavo_worker.memory": 1000,
     "octavo_worker.runner": 3500,
     "octavo_worker.model": 9620,
     "octavo_worker.ranks": 660,
-    "octavo_worker.contract": 1600,
+    "octavo_worker.contract": 1650,
     "octavo_kernels": 4700,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,
     "octavo.queue": 5570,
-    "octavo.terms": 3430,
+    "octavo.terms": 3490,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 71_100
+MOST_LINES_IN_ALL = 71_900
 
 
 def lines_of(room: str) -> int:

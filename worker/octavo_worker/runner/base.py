@@ -13,6 +13,7 @@ from octavo_kernels.features import features
 from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.state import StateLayout
 from octavo_worker.contract.step import Speeds, StepPlan, StepSeconds
+from octavo_worker.contract.windows import WindowBlocks
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, empty_cache, layer_caches, layout_of
 from octavo_worker.model.numerics import numerics
 from octavo_worker.model.recurrent.slots import empty_slots, layer_states
@@ -43,6 +44,7 @@ class BaseRunner:
 
     speeds: Speeds | None = None
     step_seconds: StepSeconds | None = None
+    windows: WindowBlocks | None = None
     most_samples: int | None = None  # in one step; None: as many as it has rows
 
     def __init__(self, model: CausalModel, cache: CacheConfig, max_model_len: int, token_budget: int) -> None:
