@@ -46,13 +46,13 @@ def test_the_readme_is_a_page_and_not_a_manual():
 BUDGETS = {
     "octavo.cli": 2930,
     "octavo_worker.bench": 1960,
-    "octavo_worker.assembly": 1670,
+    "octavo_worker.assembly": 1750,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
     "octavo_worker.engine": 7300,
     "octavo_worker.memory": 1000,
     "octavo_worker.runner": 3500,
-    "octavo_worker.model": 9620,
+    "octavo_worker.model": 9660,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1650,
     "octavo_kernels": 4700,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 71_900
+MOST_LINES_IN_ALL = 72_000
 
 
 def lines_of(room: str) -> int:

@@ -314,12 +314,13 @@ class Done:
 @dataclass(frozen=True, slots=True)
 class Speeds:
     """Speeds measured at loading: bytes of a block, bytes a second to the host and back, prompt tokens a second; and
-    the bytes of a state (0: the model keeps none)."""
+    the bytes of a state (0: the model keeps none) and of a block of the second group (0: there is one group)."""
 
     block_bytes: int
     link: float
     prefill: float
     state_bytes: int = 0
+    window_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
