@@ -46,25 +46,25 @@ def test_the_readme_is_a_page_and_not_a_manual():
 BUDGETS = {
     "octavo.cli": 2930,
     "octavo_worker.bench": 2200,
-    "octavo_worker.assembly": 1710,
+    "octavo_worker.assembly": 1800,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
-    "octavo_worker.engine": 6900,
+    "octavo_worker.engine": 7300,
     "octavo_worker.memory": 1000,
-    "octavo_worker.runner": 3540,
-    "octavo_worker.model": 9700,
+    "octavo_worker.runner": 3580,
+    "octavo_worker.model": 9750,
     "octavo_worker.ranks": 660,
-    "octavo_worker.contract": 1600,
+    "octavo_worker.contract": 1680,
     "octavo_kernels": 5070,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,
     "octavo.queue": 5570,
-    "octavo.terms": 3430,
+    "octavo.terms": 3490,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 72_300
+MOST_LINES_IN_ALL = 73_300
 
 
 def lines_of(room: str) -> int:

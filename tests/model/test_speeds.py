@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from octavo_worker.contract.cache import KvLayout
 from octavo_worker.contract.state import StateLayout
 from octavo_worker.contract.step import SequenceStep, StepPlan
+from octavo_worker.contract.windows import WindowBlocks
 from octavo_worker.runner import speeds
 from octavo_worker.runner.speeds import measure_speeds, measure_steps
 
@@ -52,6 +54,8 @@ class Machine:
     first_host_block: int = 200
     num_state_slots: int = 0
     state_layout: StateLayout = field(default_factory=lambda: StateLayout.of([]))
+    windows: WindowBlocks | None = None
+    window_layout: KvLayout | None = None
     max_model_len: int = 4096
     most_samples: int | None = None
     draft_model: Passes | None = None

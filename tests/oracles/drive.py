@@ -62,6 +62,7 @@ class Engine:
                     "reads_host": runner.reads_host,
                     "shared_reading": runner.shared_reading,
                     "states": states_of(runner),
+                    "windows": runner.windows,
                 }
                 | options,
             )

@@ -106,7 +106,7 @@ class Driver:
         **scheduler: Any,
     ) -> Driver:
         fake = device(num_blocks, block_size, **(runner or {}))
-        for name in ("num_host_blocks", "first_host_block", "window", "reads_host", "features"):
+        for name in ("num_host_blocks", "first_host_block", "window", "windows", "reads_host", "features"):
             scheduler.setdefault(name, getattr(fake, name))
         if fake.num_state_slots:
             host = fake.num_host_state_slots, fake.first_host_state_slot
@@ -148,7 +148,8 @@ class Driver:
             max_steps -= 1
             assert max_steps > 0, "the engine does not come to an end"
             self.step()
-        assert self.scheduler.pool.used == 0, "blocks leaked"
+        for group in self.scheduler.kv.groups:
+            assert group.pool.used == 0, "blocks leaked"
         states = self.scheduler.kv.states
         assert states is None or states.pool.used == len(states.snapshots.pins.blocks), "slots leaked"
 

@@ -1,19 +1,20 @@
 """A model whose next token is a hash of everything before it, read back through the block tables.
 
-It keeps a fake KV array with one (position, token) pair a slot, the host's blocks behind those of the device. A wrong
-table, a missed copy-on-write, a stale prefix hit or a bad preemption changes the history it reads, hence the tokens, or
-trips one of its assertions. With `state_slots` it keeps states, too (`fake_states`).
+It keeps fake blocks with one (position, token) pair a slot (`fake_blocks`). A wrong table, a missed copy-on-write, a
+stale prefix hit or a bad preemption changes the history it reads, hence the tokens, or trips one of its assertions.
+With `window_blocks` it has a second group of them, whose tokens are the end of that history: each token hashes what
+both tables hold. With `state_slots` it keeps states, too (`fake_states`).
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from fake_blocks import FakeBlocks
 from fake_model import LateStep, masked_out
 from fake_model import candidates as candidates
 from fake_model import next_token as next_token
@@ -36,10 +37,11 @@ from octavo_worker.contract.step import (
     StepResult,
     StepSeconds,
 )
+from octavo_worker.contract.windows import BlockMoves, WindowBlocks
 from octavo_worker.engine.scheduling.admission import FEATURES
 
 GAP = 3
-"""Ids between the device's blocks and the host's, as on a GPU whose memory is mapped in pages."""
+"""Ids between the device's slots and the host's."""
 
 
 class FakeRunner:
@@ -69,6 +71,9 @@ class FakeRunner:
         speeds: Speeds | None = None,
         state_slots: int = 0,
         host_state_slots: int = 0,
+        window_blocks: int = 0,
+        host_window_blocks: int = 0,
+        layer_window: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -78,24 +83,41 @@ class FakeRunner:
         self.plans = self.grouped_plans = self.grouped_prompts = 0
         self.tokens_computed = 0
         self.num_host_blocks = num_host_blocks
-        self.first_host_block = num_blocks + GAP
+        place = {"reads_host": reads_host, "late": self.asynchronous}
+        self.blocks = FakeBlocks(num_blocks, num_host_blocks, block_size, window, **place)
+        self.first_host_block = self.blocks.first_host_block
         self.window = window
         self.reads_host = reads_host
         self.speeds = speeds
-        self.blocks_swapped = 0
-        self.cold_reads = 0  # of positions on the host
+        self.windows: WindowBlocks | None = None
+        if window_blocks:
+            place["reads_host"] = False
+            self.window_blocks = FakeBlocks(window_blocks, host_window_blocks, block_size, layer_window, **place)
+            host = host_window_blocks, self.window_blocks.first_host_block
+            self.windows = WindowBlocks(window_blocks, layer_window, *host)
         self.num_state_slots, self.num_host_state_slots = state_slots, host_state_slots
         self.first_host_state_slot = state_slots + GAP if host_state_slots else 0
         self.states = FakeStates(state_slots, host_state_slots, self.first_host_state_slot) if state_slots else None
-        self._kv: list[tuple[int, int] | None] = [None] * ((self.first_host_block + num_host_blocks) * block_size)
-        self._stored: set[int] = set()  # host blocks that were written
         self._sampled: list[Sampled] = []  # in the step before
-        self._tables: dict[int, list[int]] = {}  # by run: the block table of its last step
         self._step_seconds = step_seconds
         self._poison = poison
 
     def close(self) -> None:
         """Nothing runs on after this."""
+
+    @property
+    def blocks_swapped(self) -> int:
+        return self.blocks.swapped
+
+    @property
+    def cold_reads(self) -> int:
+        """Of positions on the host."""
+        return self.blocks.cold_reads
+
+    def _groups(self, plan: StepPlan) -> list[tuple[FakeBlocks, BlockMoves]]:
+        """Each group of blocks with what a plan does with it."""
+        blocks = self.blocks, BlockMoves(plan.copies, plan.swap_out, plan.swap_in)
+        return [blocks] if self.windows is None else [blocks, (self.window_blocks, plan.windows)]
 
     def launch(self, plan: StepPlan) -> Done | LateStep:
         self._check_groups(plan)
@@ -113,8 +135,9 @@ class FakeRunner:
         comes_early = plan.uses_swapped_in
         if comes_early:
             self._swap_in(plan)
-        self._copy(plan.copies)
-        written: set[int] = set()
+        for blocks, moves in self._groups(plan):
+            blocks.copy(moves.copies)
+        written: tuple[set[int], set[int]] = set(), set()
         if self.states is not None:
             self.states.check(plan)
             self.states.swap_in(plan)
@@ -124,9 +147,9 @@ class FakeRunner:
             assert step.samples or position >= plan.num_decodes, "a decode that samples nothing"
             if self._poison in step.tokens:
                 raise StepError(position, "token that this model cannot compute")
-            self._remember(step)
             self._write(step, written)
-        self._swap_out(plan)
+        for blocks, moves in self._groups(plan):
+            blocks.swap_out(moves)
         self._move_states(plan, steps)
         answers = self._answers(steps, masks())
         if not comes_early:
@@ -140,6 +163,14 @@ class FakeRunner:
         else:
             self.states.move(plan, steps, [self._history(step) for step in steps], late=self.asynchronous)
 
+    def spoil(self, plan: StepPlan) -> None:
+        """Write nonsense wherever the plan writes."""
+        if self.states is not None:
+            self.states.spoil(plan)
+        self.blocks.spoil(self._groups(plan)[0][1], ((step, step.block_table) for step in plan.sequences))
+        if self.windows is not None:
+            self.window_blocks.spoil(plan.windows, ((step, step.window_table) for step in plan.sequences))
+
     def _resolve(self, step: SequenceStep) -> SequenceStep:
         """The step with the token that it follows, and what of its lists was there when it was planned."""
         if step.follows is None:
@@ -151,35 +182,8 @@ class FakeRunner:
         return replace(step, tokens=[sampled.token, *step.tokens[1:]], follows=None)
 
     def _swap_in(self, plan: StepPlan) -> None:
-        hosts = [host for _, host in plan.swap_out] + [host for host, _ in plan.swap_in]
-        assert len(hosts) == len(set(hosts)), "a host block takes part in two copies"
-        for host, device in plan.swap_in:
-            assert host in self._stored, "a host block is read that was never written"
-            assert 0 < device < self.num_blocks, "a block comes back that is not the device's"
-            self._copy_block(host, device)
-        self.blocks_swapped += len(hosts)
-
-    def _swap_out(self, plan: StepPlan) -> None:
-        """As late as the contract allows: a block that is reused too early spoils what is copied."""
-        for device, host in plan.swap_out:
-            self._store(device, host)
-
-    def _store(self, device: int, host: int) -> None:
-        assert self.first_host_block < host, "a block leaves for one that is not the host's"
-        self._copy_block(device, host)
-        self._stored.add(host)
-
-    def _copy_block(self, source: int, target: int) -> None:
-        size = self.block_size
-        self._kv[target * size : (target + 1) * size] = self._kv[source * size : (source + 1) * size]
-
-    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        sources, targets = {s for s, _ in copies}, [t for _, t in copies]
-        assert len(targets) == len(set(targets)), "two copies into one block"
-        assert not sources & set(targets), "a block is source and target"
-        for source, target in copies:
-            assert target != 0, "the null block is a target"
-            self._copy_block(source, target)
+        for blocks, moves in self._groups(plan):
+            blocks.swap_in(moves)
 
     def _check_groups(self, plan: StepPlan) -> None:
         if not plan.groups:
@@ -194,44 +198,26 @@ class FakeRunner:
             assert len(shared) == 1, "members of a group begin with different blocks"
             assert tokens <= min(step.start for step in members), "tokens are shared that are not computed"
 
-    def _remember(self, step: SequenceStep) -> None:
-        """Checks a table that was seen before: only entries from the block written next on may be new."""
+    def _write(self, step: SequenceStep, written: tuple[set[int], set[int]]) -> None:
+        """Writes the tokens of a step where its tables say, in each group once."""
         assert step.run_id > 0, "a step without the number of its run"
-        known = self._tables.get(step.run_id, [])[: step.start // self.block_size]
-        for before, now in zip(known, step.block_table, strict=False):
-            assert now in (before, 0) or now > self.first_host_block, "a block table changed within a run"
-        self._tables[step.run_id] = list(step.block_table)
-
-    def _slot(self, step: SequenceStep, position: int) -> int:
-        block = step.block_table[position // self.block_size]
-        assert block != 0, "the null block is in a table"
-        return block * self.block_size + position % self.block_size
-
-    def _write(self, step: SequenceStep, written: set[int]) -> None:
-        for position, token in enumerate(step.tokens, step.start):
-            slot = self._slot(step, position)
-            assert slot < self.num_blocks * self.block_size, "a block of the host is written"
-            assert slot not in written, "two sequences write one slot"
-            written.add(slot)
-            self._kv[slot] = (position, token)
-
-    def _read(self, step: SequenceStep, position: int) -> tuple[int, int] | None:
-        slot = self._slot(step, position)
-        if slot >= self.num_blocks * self.block_size:
-            assert self.reads_host, "a block of the host for a runner that does not read it"
-            self.cold_reads += 1
-        return self._kv[slot]
+        self.blocks.remember(step, step.block_table)
+        self.blocks.write(step, step.block_table, written[0])
+        if self.windows is None:
+            assert not step.window_table, "a second table of a model with one group of blocks"
+            return
+        self.window_blocks.remember(step, step.window_table)
+        self.window_blocks.write(step, step.window_table, written[1])
 
     def _history(self, step: SequenceStep) -> list[int]:
-        """The tokens that the step's queries see, in one layer: from the window of the first to the last."""
-        history = []
-        first = max(0, step.start - self.window + 1) if self.window else 0
-        for position in range(first, step.start + len(step.tokens)):
-            entry = self._read(step, position)
-            assert entry is not None, "a slot is read that was never written"
-            assert entry[0] == position, "a slot holds another position"
-            history.append(entry[1])
-        return history
+        """The tokens that the step's queries see: in layers that see all, but in the window of the others as these have
+        them."""
+        history = self.blocks.history(step, step.block_table)
+        if self.windows is None:
+            return history
+        seen = self.window_blocks.history(step, step.window_table)
+        assert history[len(history) - len(seen) :] == seen, "two groups of blocks hold other tokens"
+        return history[: len(history) - len(seen)] + seen
 
     def _answers(self, steps: list[SequenceStep], masks: Masks) -> list[SequenceResult]:
         rows, answers, place = dict(zip(masks.places, masks.words, strict=True)), [], 0
@@ -303,8 +289,6 @@ class DelayedRunner(FakeRunner):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._device = ThreadPoolExecutor(1)
-        self._lock = threading.Lock()
-        self._leaving: dict[int, int] = {}  # host block -> block that is still to be copied there
         self._under_way: list[_Flight] = []
         self.launched_ahead = 0  # steps that were launched while another was under way
 
@@ -331,7 +315,8 @@ class DelayedRunner(FakeRunner):
             return flight.future.result()
         finally:
             assert value_of(flight.plan, self.block_size) == flight.value, "a plan changed after its launch"
-            self._flush(host for _, host in flight.plan.swap_out)
+            for blocks, moves in self._groups(flight.plan):
+                blocks.flush(host for _, host in moves.swap_out)
             if self.states is not None:
                 self.states.flush(host for _, host in flight.plan.state_out)
 
@@ -342,40 +327,8 @@ class DelayedRunner(FakeRunner):
         if before is None or before.exception() is None:
             return self._compute(plan, masks)
         assert isinstance(before.exception(), StepError), before.exception()
-        self._spoil(plan)
+        self.spoil(plan)
         return StepResult([SequenceResult([Sampled(-1) for _ in step.samples]) for step in plan.sequences])
-
-    def _spoil(self, plan: StepPlan) -> None:
-        """Write nonsense wherever the plan writes."""
-        size, nonsense = self.block_size, (-1, -1)
-        if self.states is not None:
-            self.states.spoil(plan)
-        self._stored.update(host for _, host in plan.swap_out)
-        for block in [block for _, block in (*plan.swap_out, *plan.swap_in, *plan.copies)]:
-            self._kv[block * size : (block + 1) * size] = [nonsense] * size
-        for step in plan.sequences:
-            for position in range(step.start, step.start + len(step.tokens)):
-                self._kv[self._slot(step, position)] = nonsense
-
-    def _read(self, step: SequenceStep, position: int) -> tuple[int, int] | None:
-        self._flush(step.block_table)
-        return super()._read(step, position)
-
-    def _swap_in(self, plan: StepPlan) -> None:
-        self._flush(host for host, _ in plan.swap_in)
-        super()._swap_in(plan)
-
-    def _swap_out(self, plan: StepPlan) -> None:
-        with self._lock:
-            leaving = {host: device for device, host in plan.swap_out}
-            assert not leaving.keys() & self._leaving.keys(), "a host block is the target of two copies under way"
-            self._leaving |= leaving
-
-    def _flush(self, hosts: Iterable[int]) -> None:
-        with self._lock:
-            for host in hosts if self._leaving else ():
-                if (device := self._leaving.pop(host, None)) is not None:
-                    self._store(device, host)
 
 
 class FailingRunner(DelayedRunner):
@@ -396,5 +349,5 @@ class FailingRunner(DelayedRunner):
             return super()._compute(plan, masks)
         self.plans += 1
         self.failures += 1
-        self._spoil(plan)
+        self.spoil(plan)
         raise StepError(self.failures % len(plan.sequences), "as it was told to")

@@ -27,7 +27,7 @@ def verify(driver: Driver, sequence: Sequence, drafts: Tokens[int]) -> int:
     except OutOfBlocks:
         drafts = drafts[: max(0, fitting - 1)]
     if not fitting:
-        runner.launch(StepPlan((), 0, swap_out=tuple(step.swap_out))).result()
+        runner.launch(StepPlan((), 0, swap_out=tuple(step.blocks.swap_out))).result()
         kv.settle(step)
         return 0
     sequence.computed += 1 + len(drafts)
@@ -38,8 +38,8 @@ def verify(driver: Driver, sequence: Sequence, drafts: Tokens[int]) -> int:
     plan = StepPlan(
         (SequenceStep(tokens, start, table, specs, tuple(rows), sequence.run_id),),
         1,
-        tuple(step.copies),
-        tuple(step.swap_out),
+        tuple(step.blocks.copies),
+        tuple(step.blocks.swap_out),
     )
     value = value_of(plan, runner.block_size)
     (answer,) = runner.launch(plan).result().sequences

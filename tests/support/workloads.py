@@ -148,9 +148,9 @@ def run_workload(
         now += 1
     driver.runner.close()
     check_slots(driver)
-    assert driver.scheduler.pool.used == driver.scheduler.pool.quarantined == 0
-    if driver.scheduler.kv.host is not None:
-        assert driver.scheduler.kv.host.pool.used == driver.scheduler.kv.host.pool.quarantined == 0
+    for group in driver.scheduler.kv.groups:
+        assert group.pool.used == group.pool.quarantined == 0
+        assert group.host is None or group.host.pool.used == group.host.pool.quarantined == 0
     check_tokens(driver, requests, aborted)
     return driver
 

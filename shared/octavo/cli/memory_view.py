@@ -25,6 +25,8 @@ def memory_panel(memory: WorkerMemory, width: int) -> RenderableType:
     """The block map with what it means, in `width` columns."""
     room = max(20, width - 4)
     lines = [*_rows(memory.cells, memory.cell_references, room), _legend(memory)]
+    if memory.windows:
+        lines += [Text(), *_rows(memory.window_cells, memory.window_references, room), _windows(memory)]
     if memory.states:
         lines += [Text(), *_rows(memory.state_cells, memory.state_references, room), _states(memory)]
     if memory.host["total"]:
@@ -56,13 +58,21 @@ def _uses(counts: dict[str, int], what: str) -> Text:
     return line
 
 
+def _windows(memory: WorkerMemory) -> Text:
+    return _beside(memory.windows, "blocks of layers with a window", "windowless_tokens", "of a window's keys")
+
+
 def _states(memory: WorkerMemory) -> Text:
-    states = memory.states
-    line = _uses(states, "slots for states")
-    if states["host"]:
-        line.append(f" in CPU memory {states['host']:,}, free {states['host_free']:,}", "default not bold")
-    missed = states["stateless_tokens"]
-    return line.append(f"  {missed:,} tokens computed for want of a state", "default not bold") if missed else line
+    return _beside(memory.states, "slots for states", "stateless_tokens", "of a state")
+
+
+def _beside(counts: dict[str, int], what: str, missed_of: str, lack: str) -> Text:
+    """What a kind of memory beside the first blocks is used for."""
+    line = _uses(counts, what)
+    if counts["host"]:
+        line.append(f" in CPU memory {counts['host']:,}, free {counts['host_free']:,}", "default not bold")
+    missed = counts[missed_of]
+    return line.append(f"  {missed:,} tokens computed for want {lack}", "default not bold") if missed else line
 
 
 def _legend(memory: WorkerMemory) -> Text:

@@ -47,6 +47,9 @@ class EngineStats(Preemptions, array_like=True):
     Slots for the states of recurrent layers, all 0 where a model has none: free, used, cached and quarantined ones make
     up all on the device, as blocks do. `stateless_tokens` are tokens of prompts whose keys and values were in the
     prefix cache, but no state to go on from: they were computed.
+
+    Blocks of layers with a window, where they are a group of their own, all 0 elsewhere: as the others. Keys and values
+    of `windowless_tokens` were in the prefix cache, but for those of the window before their end: they were computed.
     """
 
     running: int = 0
@@ -87,6 +90,20 @@ class EngineStats(Preemptions, array_like=True):
     host_states: int = 0
     host_free_states: int = 0
     stateless_tokens: int = 0
+    free_windows: int = 0
+    used_windows: int = 0
+    cached_windows: int = 0
+    quarantined_windows: int = 0
+    shared_windows: int = 0
+    pinned_windows: int = 0
+    host_windows: int = 0
+    host_free_windows: int = 0
+    windowless_tokens: int = 0
+
+    @property
+    def total_windows(self) -> int:
+        """All blocks on the device of layers with a window, where they have a group of their own."""
+        return self.free_windows + self.used_windows + self.cached_windows + self.quarantined_windows
 
     @property
     def total_states(self) -> int:
@@ -134,6 +151,21 @@ class EngineStats(Preemptions, array_like=True):
             "pinned": self.pinned_states,
             "host": self.host_states,
             "host_free": self.host_free_states,
+        }
+
+    def windows(self) -> dict[str, int]:
+        """The same counts for blocks of layers with a window; empty where all layers have one group of blocks."""
+        if not self.total_windows:
+            return {}
+        return {
+            "free": self.free_windows,
+            "used": self.used_windows,
+            "cached": self.cached_windows,
+            "quarantined": self.quarantined_windows,
+            "shared": self.shared_windows,
+            "pinned": self.pinned_windows,
+            "host": self.host_windows,
+            "host_free": self.host_free_windows,
         }
 
     def seconds(self) -> dict[str, float]:

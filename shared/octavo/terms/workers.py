@@ -123,7 +123,8 @@ class WorkerMemory(Frozen):
     reference count from 2 on how many blocks have it. `cells` has a letter of `CELL_STATES` for each of some hundred
     runs of neighbouring blocks, the most telling state among them, and `cell_references` the largest reference count in
     each; `host_cells` likewise. `states` counts slots for the states of recurrent layers as `blocks` does, with `host`
-    and `host_free`; `state_cells` and `state_references` are their map. All are empty where a model has none.
+    and `host_free`; `state_cells` and `state_references` are their map. `windows`, `window_cells` and
+    `window_references` are the same of blocks of layers with a window. All are empty where a model has none.
 
     Since the worker's engine began: of the `prompt` tokens asked for `cached` were found, and of those that preemptions
     took `recomputed` were computed again and `restored` came back from CPU memory. `preemptions` counts sequences by
@@ -148,3 +149,6 @@ class WorkerMemory(Frozen):
     states: dict[str, int] = Field(default_factory=dict)
     state_cells: str = ""
     state_references: tuple[int, ...] = ()
+    windows: dict[str, int] = Field(default_factory=dict)
+    window_cells: str = ""
+    window_references: tuple[int, ...] = ()

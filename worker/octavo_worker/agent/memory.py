@@ -108,6 +108,9 @@ def worker_memory(worker_id: str, model: str, report: MemoryReport, limits: Read
         states=_states(stats),
         state_cells=report.slot_states,
         state_references=tuple(report.slot_references),
+        windows=_windows(stats),
+        window_cells=report.window_states,
+        window_references=tuple(report.window_references),
     )
 
 
@@ -122,6 +125,11 @@ def worker_map(worker_id: str, report: BlockReport, limits: Ready) -> WorkerMap:
 def _states(stats: EngineStats) -> dict[str, int]:
     states = stats.states()
     return {"total": stats.total_states, "stateless_tokens": stats.stateless_tokens, **states} if states else {}
+
+
+def _windows(stats: EngineStats) -> dict[str, int]:
+    windows = stats.windows()
+    return {"total": stats.total_windows, "windowless_tokens": stats.windowless_tokens, **windows} if windows else {}
 
 
 def _blocks(stats: EngineStats) -> dict[str, int]:

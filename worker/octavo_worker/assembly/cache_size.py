@@ -7,9 +7,10 @@ import torch
 
 from octavo_kernels import ops
 from octavo_worker.assembly.state_slots import host_slots, slot_bytes, state_slots
+from octavo_worker.assembly.window_blocks import WindowGroup
 from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
-from octavo_worker.model.causal_model import CacheConfig, CausalModel, layout_of
+from octavo_worker.model.causal_model import CacheConfig, CausalModel, layout_of, layouts_of
 from octavo_worker.model.errors import ModelError
 from octavo_worker.runner.cuda.memory import room_for_cache
 
@@ -26,14 +27,34 @@ def cache_config(
     block_bytes, ranks = _block_bytes(options, model, *others), _ranks(model)
     each = ranks * slot_bytes(model)
     slots = state_slots(options, model, _for_caches(options, model, block_bytes, room))
-    left = room if room is None else max(0, room - slots * slot_bytes(model))
-    num_blocks = pool_size(options, model, block_bytes, max_model_len, left)
+    budget = options.kv_cache_bytes or ranks * max(0, (room or 0) - slots * slot_bytes(model))
     kept = host_slots(options, each)
     left_on_host = max(0, options.host_cache_bytes - kept * each)
-    host_blocks = left_on_host // block_bytes if block_bytes else num_blocks * bool(left_on_host)
     dtype = cache_dtype(options, model)
+    group = _window_group(options, model, max_model_len, *others)
+    if group is None:
+        num_blocks = pool_size(options, model, block_bytes, max_model_len, budget)
+        host_blocks = left_on_host // block_bytes if block_bytes else num_blocks * bool(left_on_host)
+        windows = host_windows = 0
+    else:
+        windows = group.blocks(budget, options.num_blocks)
+        left = budget - windows * group.window_bytes
+        num_blocks = pool_size(options, model, group.full_bytes, max_model_len, left)
+        host_blocks, host_windows = group.on_host(left_on_host)
     host_blocks, kept = (host_blocks + 1, kept) if host_blocks else (0, 0)
-    return CacheConfig(num_blocks, options.block_size, host_blocks, dtype, slots, kept)
+    return CacheConfig(num_blocks, options.block_size, host_blocks, dtype, slots, kept, windows, host_windows)
+
+
+def _window_group(
+    options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel
+) -> WindowGroup | None:
+    """Layers with a window, where they have blocks of their own. What `others` have in each block they have in those of
+    layers that see all."""
+    layouts = layouts_of(model, options.block_size, cache_dtype(options, model))
+    full, windowed = (_ranks(model) * layout.block_bytes for layout in layouts)
+    full += _ranks(model) * options.block_size * model.kept_bytes + _block_bytes(options, *others)
+    chunk = token_budget(options, model.device)
+    return WindowGroup.of(options, model, max_model_len, chunk, (full, windowed))
 
 
 def _for_caches(options: ModelOptions, model: CausalModel, block_bytes: int, room: int | None) -> int:
@@ -71,17 +92,16 @@ def asked_bytes(options: ModelOptions, *models: CausalModel) -> int | None:
     return options.kv_cache_bytes and options.kv_cache_bytes // _ranks(models[0])
 
 
-def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int, room: int | None) -> int:
+def pool_size(options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int, budget: int) -> int:
     """Blocks of the KV cache, the null block included.
 
-    `num_blocks` as given, else `kv_cache_bytes`, else what each rank has `room` for. Never more than `max_running`
-    sequences of `max_model_len` tokens can fill, of which sliding windows keep a part. Raises `ModelError` where fewer
-    than two have room.
+    `num_blocks` as given, else what has room in the `budget` of bytes of all ranks together. Never more than
+    `max_running` sequences of `max_model_len` tokens can fill, of which sliding windows keep a part. Raises
+    `ModelError` where fewer than two have room.
     """
     if options.num_blocks is not None:
         blocks = options.num_blocks
     else:
-        budget = options.kv_cache_bytes or _ranks(model) * (room or 0)
         window = common_window(model.cache)
         kept = min(max_model_len, window + token_budget(options, model.device)) if window else max_model_len
         useful = options.max_running * -(-kept // options.block_size) + 1

@@ -79,8 +79,9 @@ def _load(sock: socket.socket, member: Member, options: ModelOptions) -> tuple[P
     sock.send(msgspec.json.encode(Loaded(measured_room(options, model, wanted_len), group.handle)))
     sizes = msgspec.json.decode(_await(sock), type=Sizes)
     group.connect(sizes.handles)
-    dtype, states = cache_dtype(options, model), (sizes.num_state_slots, sizes.num_host_state_slots)
-    cache = CacheConfig(sizes.num_blocks, options.block_size, sizes.num_host_blocks, dtype, *states)
+    others = sizes.num_state_slots, sizes.num_host_state_slots, sizes.num_window_blocks, sizes.num_host_window_blocks
+    dtype = cache_dtype(options, model)
+    cache = CacheConfig(sizes.num_blocks, options.block_size, sizes.num_host_blocks, dtype, *others)
     return make_runner(options, model, cache, sizes.max_model_len), Board(group.memory, member.rank)
 
 

@@ -106,6 +106,18 @@ def common_window(specs: Iterable[CacheSpec | None]) -> int:
     return max(windows, default=0) if all(windows) else 0
 
 
+def group_window(specs: Iterable[CacheSpec | None]) -> int:
+    """Tokens that a query sees in layers with a window, where other layers see all: those may have a group of blocks of
+    their own. 0 where there are no such layers, or no others."""
+    windows = windows_of(specs)
+    return windows[-1] if len(windows) > 1 and not windows[0] and windows[1] > 1 else 0
+
+
+def in_group(specs: Iterable[CacheSpec | None], *, windowed: bool) -> tuple[CacheSpec | None, ...]:
+    """What is kept by layers with a window, or by the others; None for the rest."""
+    return tuple(spec if spec is not None and (spec.window > 0) == windowed else None for spec in specs)
+
+
 def shapes_of(specs: Iterable[CacheSpec | None]) -> list[AttentionShape]:
     """The shapes of attention that occur among layers, in ascending order."""
     return sorted({spec.shape for spec in specs if spec is not None})

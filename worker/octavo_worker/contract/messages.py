@@ -273,7 +273,7 @@ class StepOutput(Message):
 
 class MemoryReport(Message):
     """Engine to agent: the pool as `octavo_worker.memory.block_map` draws it, and the letters of the host's; the same
-    of the slots for states, if there are any."""
+    of the slots for states and of the blocks of layers with a window, if there are any."""
 
     stats: EngineStats
     states: str
@@ -282,6 +282,8 @@ class MemoryReport(Message):
     host_states: str
     slot_states: str = ""
     slot_references: list[int] = []
+    window_states: str = ""
+    window_references: list[int] = []
 
 
 class BlockReport(Message):

@@ -8,7 +8,8 @@ At most two steps are in flight: the engine may launch a step while the one befo
 them in the order of their launches: all swaps, copies and writes of a step follow all reads and writes of the one
 before it. That order allows a block to be reused while a step that reads it still runs.
 
-Blocks have one id space: those of the device, then from `ModelRunner.first_host_block` on those in CPU memory.
+Blocks have one id space: those of the device, then from `ModelRunner.first_host_block` on those in CPU memory. Those
+of layers with a window have one of their own where there are two groups, see `contract.windows`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from octavo_worker.contract.messages import EngineSampling, Logprob
 from octavo_worker.contract.state import StateMove
+from octavo_worker.contract.windows import NO_MOVES, BlockMoves, WindowBlocks
 
 UNKNOWN = -1
 """Placeholder of a token that is still being sampled, see `SequenceStep.follows`, or of a draft that the runner fills
@@ -104,7 +106,9 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     `prompt_logprobs` asks for log-probabilities of the tokens that follow each computed position inside the prompt
     (`targets[i]` is the token after position `start + i`). `row_context` is what its rows have beside their hidden
     states, such as the number of an adapter: the same for all steps of a run; 0 is none. `state` is what the step does
-    with the states of recurrent layers, in every step of a model that has any; None for other models.
+    with the states of recurrent layers, in every step of a model that has any; None for other models. Where there are
+    two groups of blocks, `block_table` is that of layers that see all, `window_table` that of layers with a window: as
+    long, and null before it.
     """
 
     tokens: Sequence[int]
@@ -118,6 +122,7 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     targets: Sequence[int] = ()
     row_context: int = 0
     state: StateMove | None = None
+    window_table: Sequence[int] = ()
 
     @property
     def end(self) -> int:
@@ -126,6 +131,10 @@ class SequenceStep(msgspec.Struct, frozen=True, gc=False):
     def moving(self, state: StateMove) -> SequenceStep:
         """The same step with this move of its state."""
         return msgspec.structs.replace(self, state=state)
+
+    def windowed(self, window_table: Sequence[int]) -> SequenceStep:
+        """The same step with this table of layers with a window."""
+        return msgspec.structs.replace(self, window_table=window_table)
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -166,7 +175,8 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     goes on in such a block writes only where nothing was stored. This step may read a block that it swaps in, or swap
     it out or copy it again; most steps do neither, see `uses_swapped_in`. `state_out` (device slot, host slot) and
     `state_in` (host slot, device slot) are the same for states, whole slots. No sequence of this step stores its state
-    in a slot that these name, but in one that `state_in` fills and that it reads.
+    in a slot that these name, but in one that `state_in` fills and that it reads. `windows` are swaps and copies of the
+    second group of blocks, if there is one, by the same rules.
 
     The first `num_decodes` of `sequences` are decodes, of one token or, with drafts, of several; they sample after some
     or all of these. The others are prefill chunks. No block is both source and target of copies. Within each layer the
@@ -187,6 +197,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     prefix_lens: Sequence[int] = ()
     state_out: Sequence[tuple[int, int]] = ()
     state_in: Sequence[tuple[int, int]] = ()
+    windows: BlockMoves = NO_MOVES
 
     @property
     def num_tokens(self) -> int:
@@ -205,11 +216,10 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def _uses_blocks(self) -> bool:
-        if not self.swap_in:
-            return False
-        loaded = {block for _, block in self.swap_in}
-        copied = (source for source, _ in chain(self.swap_out, self.copies))
-        return not loaded.isdisjoint(chain(copied, *(s.block_table for s in self.sequences)))
+        blocks = BlockMoves(self.copies, self.swap_out, self.swap_in)
+        return blocks.are_read(s.block_table for s in self.sequences) or self.windows.are_read(
+            s.window_table for s in self.sequences
+        )
 
     @property
     def _uses_states(self) -> bool:
@@ -317,12 +327,13 @@ class Done:
 @dataclass(frozen=True, slots=True)
 class Speeds:
     """Speeds measured at loading: bytes of a block, bytes a second to the host and back, prompt tokens a second; and
-    the bytes of a state (0: the model keeps none)."""
+    the bytes of a state (0: the model keeps none) and of a block of the second group (0: there is one group)."""
 
     block_bytes: int
     link: float
     prefill: float
     state_bytes: int = 0
+    window_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +372,7 @@ class ModelRunner(Protocol):
     `first_host_state_slot` (0: states stay on the device). `kv_dtype` names the type of the KV cache, `quantization`
     the schemes of quantised weights (empty: none), `numerics` all that decides how the runner rounds. A plan has at
     most `token_budget` prompt tokens. `window`: tokens that a query sees in every layer, 0 if some layer sees all.
+    `windows`: the second group of blocks, None where all layers have one table.
     `reads_host`: block tables may have host blocks. `features` are the names of its kernels' features
     (`octavo_kernels.features`); requests that need others are refused. `speeds` and `step_seconds` are None if they
     were not measured, `shared_reading` if a shared prefix is read for each sequence. `asynchronous`: `launch` returns
@@ -383,6 +395,7 @@ class ModelRunner(Protocol):
     token_budget: int
     vocab_size: int
     window: int
+    windows: WindowBlocks | None
     reads_host: bool
     features: frozenset[str]
     speeds: Speeds | None

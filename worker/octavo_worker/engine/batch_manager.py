@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from enum import Enum
 from itertools import islice
-from typing import NamedTuple
 
 from octavo_worker.contract.messages import RequestResumed
 from octavo_worker.engine.kv.allocation import Allocation
 from octavo_worker.engine.kv.kv_cache_manager import KVCacheManager
+from octavo_worker.engine.kv.room import Room
 from octavo_worker.engine.scheduling.policy import SchedulingPolicy
 from octavo_worker.engine.scheduling.running import RunningBatch
 from octavo_worker.engine.scheduling.waiting import WaitingQueue
@@ -31,18 +31,12 @@ FORESEEN = 8
 """Sequences that wait for which prompts keep states on their way."""
 
 
-class Room(NamedTuple):
-    """Blocks, and slots of states, that sequences may take."""
-
-    blocks: int
-    slots: int
-
-
 class BatchManager:
     """Admits what waits, preempts what runs: whole groups, within slots and memory. The policy decides between
     requests. `resumed` collects those that came back from a preemption, `preempted` those that left by one."""
 
-    def __init__(self, kv: KVCacheManager, policy: SchedulingPolicy, *, max_running: int, watermark: int) -> None:
+    def __init__(self, kv: KVCacheManager, policy: SchedulingPolicy, *, max_running: int, watermark: Room) -> None:
+        """Admission leaves `watermark` of the memory to what runs."""
         self.kv = kv
         self._policy = policy
         self.running = RunningBatch()
@@ -77,18 +71,18 @@ class BatchManager:
         if self._policy.victim(self.running, head.request) is None and not head.request.has_risen:
             self._seat_guest(step)
             return
-        width = blocks = 0  # of those that are to enter before; each takes a slot of its width
+        before = Room()  # of those that are to enter before; each takes a slot of its width
         oversized = False
         for request in dict.fromkeys(sequence.request for sequence in tuple(self.waiting)):
             if request.oversized and (oversized or not self._may_be_oversized(request, step)):
                 continue
             oversized, gang = oversized or request.oversized, self._entering(request)
-            needed = self._preempt_for(request, gang, step, width, blocks)
+            needed = self._preempt_for(request, gang, step, before)
             if needed is None and not request.has_risen:
                 return
             # One that has risen preempts nothing. As it goes before others, what these preempt must do for it, too.
-            width += sum(sequence.width for sequence in gang)
-            blocks += self._most_blocks(gang) if needed is None else needed
+            before = before.plus(self._most(gang) if needed is None else needed)
+            before = before.plus(Room(slots=sum(sequence.width for sequence in gang)))
             budget -= sum(sequence.length - sequence.computed for sequence in gang)
             if budget <= 0 or not len(self.running):
                 return
@@ -109,35 +103,31 @@ class BatchManager:
                 self.preempt(other.members(State.RUNNING), step)
         return not self.running.has_oversized()
 
-    def _most_blocks(self, gang: list[Sequence]) -> int:
-        return sum(min(self.kv.enough_blocks, sequence.table.missing(sequence.length)) for sequence in gang)
+    def _most(self, gang: list[Sequence]) -> Room:
+        """The most blocks that a gang takes when it enters."""
+        most = [
+            sum(min(group.bound, group.table_of(sequence).missing(sequence.length)) for sequence in gang)
+            for group in self.kv.groups
+        ]
+        return Room(most[0], windows=sum(most[1:]))
 
-    def _preempt_for(
-        self, request: Request, gang: list[Sequence], step: StepInFlight, width: int, blocks: int
-    ) -> int | None:
-        """Preempt victims until a gang fits beside `width` and `blocks` of those that enter before it. The blocks that
-        it needs; None if it does not fit."""
+    def _preempt_for(self, request: Request, gang: list[Sequence], step: StepInFlight, before: Room) -> Room | None:
+        """Preempt victims until a gang fits beside those that enter `before` it. The blocks that it needs; None if it
+        does not fit."""
         while True:
-            room, running = self._room_soon(), self.running.width + width
-            spare = Room(room.blocks - blocks, room.slots - width)
-            if (allocation := self._fit(gang, spare, running)) is not None:
+            spare = self.kv.room(soon=True).minus(before)
+            if (allocation := self._fit(gang, spare, self.running.width + before.slots)) is not None:
                 return allocation.needed
             victim = self._policy.victim(self.running, request) if len(self.running) else None
             if victim is None:
                 return None
             self.preempt(victim.members(State.RUNNING), step)
 
-    def _room_soon(self) -> Room:
-        """The room when the steps in flight have landed."""
-        states = self.kv.states
-        slots = 0 if states is None else states.pool.available + states.freeing
-        return Room(self.kv.pool.available + self.kv.freeing, slots)
-
     def _seat_guest(self, step: StepInFlight) -> None:
         """Where tenants share a class and its first request does not fit, let the policy's guest go first, and preempt
         what gives way to it if that is enough."""
         guest, head = self._policy.guest(self.running, self.waiting), self.waiting.head()
-        available, giving = self._room_soon(), list[Sequence]()
+        available, giving = self.kv.room(soon=True), list[Sequence]()
         if guest is None or head is None or self._fit(self._entering(head.request), available, self.running.width):
             return
         if not guest.is_guest and not guest.members(State.RUNNING):
@@ -149,7 +139,7 @@ class BatchManager:
         for place, request in enumerate(yielding, 1):
             giving += request.members(State.RUNNING)
             width = self.running.width - sum(sequence.width for sequence in giving)
-            more = Room(available.blocks + self.kv.held_alone(giving), available.slots + len(giving))
+            more = available.plus(self.kv.held_alone(giving))
             if self._fit(self._entering(guest), more, width):
                 for given in yielding[:place]:
                     self.preempt(given.members(State.RUNNING), step)
@@ -187,9 +177,7 @@ class BatchManager:
     def _enter(self, gang: list[Sequence], step: StepInFlight, *, shares: bool = True) -> bool:
         """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
         much. Unless it `shares`, the first one begins at its first token."""
-        slots = 0 if self.kv.states is None else self.kv.states.pool.available
-        room = Room(self.kv.pool.available, slots)
-        allocation = self._fit(gang, room, self.running.width, shares=shares)
+        allocation = self._fit(gang, self.kv.room(), self.running.width, shares=shares)
         if allocation is None:
             return False
         self.kv.enter(allocation, step)
@@ -209,15 +197,17 @@ class BatchManager:
         width += sum(sequence.width for sequence in gang)
         if width > self._max_running:
             return None
-        spare = available.blocks
+        spare = Room(available.blocks, windows=available.windows)
         if len(self.running):
-            spare -= self._watermark + sum(sequence.width - 1 for sequence in gang)
-            spare -= width if any(sequence.peak for sequence in gang) else 0
-        if spare <= 0:
+            growing = sum(sequence.width - 1 for sequence in gang)
+            growing += width if any(sequence.peak for sequence in gang) else 0
+            of_windows = growing if self.kv.windows is not None else 0
+            spare = spare.minus(self._watermark).minus(Room(growing, windows=of_windows))
+        if spare.blocks <= 0 or (self.kv.windows is not None and spare.windows <= 0):
             return None
         is_private = _wants_scores(gang[0].request) or not shares
         allocation = self.kv.place(gang, private=gang[0] if is_private else None)
-        fits = allocation.needed <= spare and self._can_grow(gang, spare - allocation.needed)
+        fits = spare.covers(allocation.needed) and self._can_grow(gang, spare.blocks - allocation.needed.blocks)
         states = self.kv.states
         if states is not None and not states.fits(gang, allocation.needed_slots, available.slots, self.running):
             return None

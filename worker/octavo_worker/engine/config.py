@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.step import SharedReading
+from octavo_worker.contract.windows import WindowBlocks
 from octavo_worker.engine.drafts import Speculation
 from octavo_worker.engine.scheduling.admission import FEATURES
 from octavo_worker.engine.scheduling.policy import PriorityPolicy, SchedulingPolicy
@@ -26,7 +27,8 @@ class SchedulerConfig:
     common; with `speculation`, decodes may have drafts. Requests that ask for more than the `features` of the runner
     are refused. `clock` gives seconds since the epoch, as deadlines are given;
     `timer` seconds that never go back. The ids of host blocks begin at `first_host_block` (None: right after those of
-    the device). `states` are the slots of a model that keeps states. Up to `abreast` prompts share a step.
+    the device). `states` are the slots of a model that keeps states, `windows` the second group of blocks. Up to
+    `abreast` prompts share a step.
     """
 
     num_blocks: int
@@ -39,6 +41,7 @@ class SchedulerConfig:
     num_host_blocks: int = 0
     first_host_block: int | None = None
     states: StateSizes | None = None
+    windows: WindowBlocks | None = None
     window: int = 0
     reads_host: bool = False
     features: frozenset[str] = FEATURES

@@ -164,14 +164,16 @@ class DraftPlanner:
 
     def _reserve(self, sequence: Sequence, count: int, step: StepInFlight) -> int:
         """Reserves free blocks for up to `count` drafts behind the planned token. Returns the number that fit."""
-        table = sequence.table
         if self._kv.states is not None:
             count = min(count, self._kv.states.most_drafts(sequence, step))
             if count <= 0:
                 return 0
-        if table.missing(sequence.computed + count):
-            room = (len(table.blocks) + self._kv.pool.available) * table.block_size - sequence.computed
-            count = min(count, room)
+        tables = [group.table_of(sequence) for group in self._kv.groups]
+        for group, table in zip(self._kv.groups, tables, strict=True):
+            if table.missing(sequence.computed + count):
+                room = (len(table.blocks) + group.pool.available) * table.block_size - sequence.computed
+                count = min(count, room)
+        for table in tables:
             table.reserve(sequence.computed + count)
         return count
 

@@ -138,6 +138,7 @@ class Planner:
         """Plan all decodes. If `resting`, oversized sequences with company are left out, and with a `prompt` those that
         pause for it. Whether any do."""
         decoding, size, refs = self._running.decoding, self._block_size, self._pool.refs
+        windows = self._kv.windows
         steps, planned = step.steps, step.sequences
         position, paused = 0, False
         while position < len(decoding):  # preemption shortens the list from its end
@@ -159,7 +160,7 @@ class Planner:
                 continue
             slot = start // size
             blocks = sequence.table.blocks
-            if slot == len(blocks) or refs[blocks[slot]] > 1:
+            if slot == len(blocks) or refs[blocks[slot]] > 1 or (windows is not None and windows.grows(sequence, slot)):
                 if not self._make_room([sequence], step):
                     position += sequence.state is State.RUNNING
                     continue
@@ -198,11 +199,11 @@ class Planner:
         """Preempt others until every member can take its next block. False if no member can run in this step: they were
         preempted themselves, or the blocks that they need are still being copied. True if only some were preempted."""
         kv = self._kv
-        needed, slots = kv.growth(members), 0 if kv.states is None else kv.states.growth(members)
-        if needed:
-            kv.offload(members, needed, step)
-        while (needed or slots) and (self._sitting_out or kv.lacks(needed, slots)):
-            if self._sitting_out or not kv.lacks(needed, slots, soon=True):
+        needed = kv.growth(members)
+        if needed.blocks or needed.windows:
+            kv.offload(members, needed.blocks, step)
+        while any(needed) and (self._sitting_out or not kv.room().covers(needed)):
+            if self._sitting_out or kv.room(soon=True).covers(needed):
                 self._sitting_out = True
                 return False
             self._preempt_last(step)

@@ -113,6 +113,7 @@ def scheduler_for(
             window=runner.window,
             reads_host=runner.reads_host,
             states=state_sizes(runner, options),
+            windows=runner.windows,
             features=runner.features,
             abreast=runner.abreast,
             policy=preemption_policy(options, runner),
@@ -164,6 +165,12 @@ def preemption_policy(options: ModelOptions, runner: ModelRunner) -> PreemptionP
     costs = (
         None
         if speeds is None
-        else CostModel(speeds.block_bytes, speeds.link, speeds.prefill, state_bytes=speeds.state_bytes)
+        else CostModel(
+            speeds.block_bytes,
+            speeds.link,
+            speeds.prefill,
+            state_bytes=speeds.state_bytes,
+            window_bytes=speeds.window_bytes,
+        )
     )
     return PreemptionPolicy(options.preemption, costs)

@@ -27,7 +27,6 @@ from octavo_worker.engine.scheduling.policy import SchedulingPolicy
 from octavo_worker.engine.scheduling.timers import Timers
 from octavo_worker.engine.sequence import NOT_ALLOWED, Request, Sequence, State, by_order
 from octavo_worker.engine.stop import StopRules
-from octavo_worker.memory.block_table import BlockTable
 
 
 class Requests:
@@ -130,12 +129,12 @@ class Requests:
             fresh = list(range(request.sampling.beam.width))
         if fresh:
             outputs.append((fresh, []))
-        pool, size = self._batch.kv.pool, self._batch.kv.cache.block_size
         follows = {given.index: matcher for given, matcher in zip(inputs, matchers, strict=bool(matchers))}
         sequences = []
         for indices, output in outputs:
             matcher, guesses = follows.get(indices[0]), self._guesses(request, output)
-            sequences.append(Sequence(request, indices, output, BlockTable(pool, size), matcher, guesses))
+            table, windows = self._batch.kv.new_tables()
+            sequences.append(Sequence(request, indices, output, table, matcher, guesses, windows))
         return sorted(sequences, key=by_order)
 
     def _guesses(self, request: Request, output: list[int]) -> Guesses | None:

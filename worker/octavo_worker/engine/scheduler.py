@@ -22,6 +22,7 @@ from octavo_worker.engine.config import SchedulerConfig
 from octavo_worker.engine.draft_planner import DraftPlanner
 from octavo_worker.engine.grammar import Matcher
 from octavo_worker.engine.kv.kv_cache_manager import KVCacheManager
+from octavo_worker.engine.kv.room import Room
 from octavo_worker.engine.kv.shared_reads import SharedReads
 from octavo_worker.engine.masks import MaskFiller
 from octavo_worker.engine.output_processor import OutputProcessor
@@ -52,6 +53,7 @@ class Scheduler:
             first_host_block=config.first_host_block or config.num_blocks,
             chunk=config.token_budget,
             states=config.states,
+            windows=config.windows,
         )
         self.pool, self.cache = self.kv.pool, self.kv.cache
         most, beams = config.max_running, config.max_running
@@ -59,7 +61,8 @@ class Scheduler:
             most, beams = min(most, config.states.most_running), min(beams, config.states.most_beams)
         self.limits = Limits(config.max_model_len, config.vocab_size, most, config.capacity, config.features, beams)
         self.gives_way = config.scheduling.gives_way
-        reserve = math.ceil(config.watermark * self.pool.total)
+        reserves = [math.ceil(config.watermark * group.pool.total) for group in self.kv.groups]
+        reserve = Room(reserves[0], windows=sum(reserves[1:]))
         self._batch = BatchManager(self.kv, config.scheduling, max_running=most, watermark=reserve)
         speculation = config.speculation
         self._requests = Requests(
@@ -185,6 +188,8 @@ class Scheduler:
             drafted_tokens=self._requests.drafted,
             accepted_tokens=self._requests.accepted,
             stateless_tokens=counters.stateless,
+            windowless_tokens=counters.windowless,
+            **({} if self.kv.windows is None else self.kv.windows.counts()),
             **({} if self.kv.states is None else self.kv.states.counts()),
             **{decision.value: decisions[decision] for decision in Decision},
         )

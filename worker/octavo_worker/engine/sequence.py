@@ -149,6 +149,8 @@ class Sequence:
     be planned before the token that it computes is known: `sample` says which sample of the step before chooses it.
     `samples` are what each of its decodes samples.
 
+    `table` has its blocks of the first group, `windows` those of the second; None where there is one group.
+
     `digests` belong to the prefix cache: the root, then one for each full block whose content is known; `published`
     counts the blocks that were offered to it. The table of a waiting sequence is empty, but a swapped one's lists the
     host blocks that hold its `computed` tokens. The table of an oversized one that runs begins with host blocks.
@@ -178,6 +180,7 @@ class Sequence:
         "samples",
         "state",
         "table",
+        "windows",
     )
 
     def __init__(
@@ -188,6 +191,7 @@ class Sequence:
         table: BlockTable,
         matcher: Matcher | None = None,
         guesses: Guesses | None = None,
+        windows: BlockTable | None = None,
     ) -> None:
         self.request = request
         self.indices = indices
@@ -195,7 +199,7 @@ class Sequence:
         self._prompt_len = len(request.prompt)
         self.reorder()
         self.output = output
-        self.table = table
+        self.table, self.windows = table, windows
         self.matcher = matcher
         self.guesses = guesses
         self.live: LiveState | None = None
@@ -310,7 +314,8 @@ class Sequence:
         matcher = None if self.matcher is None else self.matcher.copy()
         output = list(self.output)
         guesses = None if self.guesses is None else self.guesses.fork(output)
-        child = Sequence(self.request, [index], output, self.table.fork(), matcher, guesses)
+        windows = None if self.windows is None else self.windows.fork()
+        child = Sequence(self.request, [index], output, self.table.fork(), matcher, guesses, windows)
         child.digests = list(self.digests)
         child.computed, child.published = self.computed, self.published
         child.state = State.RUNNING

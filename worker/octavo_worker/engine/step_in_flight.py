@@ -6,6 +6,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
 from octavo_worker.contract.step import Launched, SequenceStep, StepPlan
+from octavo_worker.contract.windows import NO_MOVES, BlockMoves
 from octavo_worker.engine.scheduling.time_share import TimeSlice
 from octavo_worker.engine.sequence import Sequence
 from octavo_worker.engine.states.live_state import Move
@@ -15,13 +16,33 @@ _NOTHING = StepPlan((), 0)
 
 
 @dataclass(slots=True, eq=False)
+class GroupMoves:
+    """What a step does with the blocks of one group beside reading and writing them: the `BlockMoves` in the making,
+    and the blocks that it fills and that were `published`."""
+
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    published: list[int] = field(default_factory=list)
+
+    @property
+    def are_none(self) -> bool:
+        return not (self.swap_out or self.swap_in or self.copies)
+
+    def seal(self) -> BlockMoves:
+        if self.are_none:
+            return NO_MOVES
+        return BlockMoves(tuple(self.copies), tuple(self.swap_out), tuple(self.swap_in))
+
+
+@dataclass(slots=True, eq=False)
 class StepInFlight:
     """A step from its planning to its end: its parts, the plan made of them, and the engine's notes.
 
     `number` grows by one a step. `sequences` are those of `steps`, in their order. `drafts` counts those of all of
     them. Of a decode with drafts and a grammar the first `masked_rows` have masks; the other samples are void.
-    `moves` say of each sequence what happens to its state, if the model keeps any. The step fills the `published`
-    blocks. The `evicted` sequences lost their memory when it was planned. They come back
+    `moves` say of each sequence what happens to its state, if the model keeps any. `blocks` and `windows` are moves of
+    the first and second group of blocks. The `evicted` sequences lost their memory when it was planned. They come back
     in a later step: what this one copies to the host it does not copy back, and a token or scores of their prompt that
     the step before it still computes are known then.
 
@@ -33,13 +54,11 @@ class StepInFlight:
     sequences: list[Sequence] = field(default_factory=list)
     num_decodes: int = 0
     drafts: int = 0
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    swap_out: list[tuple[int, int]] = field(default_factory=list)
-    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    blocks: GroupMoves = field(default_factory=GroupMoves)
+    windows: GroupMoves = field(default_factory=GroupMoves)
     state_out: list[tuple[int, int]] = field(default_factory=list)
     state_in: list[tuple[int, int]] = field(default_factory=list)
     moves: dict[Sequence, Move] = field(default_factory=dict)
-    published: list[int] = field(default_factory=list)
     masked_rows: dict[Sequence, int] = field(default_factory=dict)
     evicted: set[Sequence] = field(default_factory=set)
     plan: StepPlan = _NOTHING
@@ -49,7 +68,7 @@ class StepInFlight:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.steps or self.swap_out or self.swap_in or self.state_in or self.copies)
+        return not (self.steps or self.state_in) and self.blocks.are_none and self.windows.are_none
 
     @property
     def has_prompts(self) -> bool:
@@ -73,12 +92,13 @@ class StepInFlight:
         self.plan = StepPlan(
             tuple(self.steps),
             self.num_decodes,
-            tuple(self.copies),
-            tuple(self.swap_out),
-            tuple(self.swap_in),
+            tuple(self.blocks.copies),
+            tuple(self.blocks.swap_out),
+            tuple(self.blocks.swap_in),
             tuple(groups),
             tuple(prefix_lens),
             tuple(self.state_out),
             tuple(self.state_in),
+            self.windows.seal(),
         )
         return self.plan

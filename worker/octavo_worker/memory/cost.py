@@ -12,21 +12,23 @@ from octavo_worker.memory.block_pool import BlockPool
 @dataclass(frozen=True, slots=True)
 class Victim:
     """A preempted request: the `blocks` that a swap would move, and the `tokens` that would have to be computed again;
-    other sequences or the prefix cache keep `kept` tokens. `states` are the slots of states that would move, too."""
+    other sequences or the prefix cache keep `kept` tokens. `states` are the slots of states that would move, too, and
+    `windows` blocks of the second group."""
 
     blocks: int
     tokens: int
     kept: int = 0
     states: int = 0
+    windows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Measured at start-up, for one device and one model.
 
-    A swap moves every block and state twice, out now and back later: t = 2 * (latency + bytes / `link`). A
-    recomputation takes tokens / `prefill`; its attention, which grows with the square of the length, is left out, so
-    long victims are recomputed a little too readily. Bytes, bytes a second, tokens a second, seconds.
+    A swap moves every block, of either group, and state twice, out now and back later: t = 2 * (latency + bytes /
+    `link`). A recomputation takes tokens / `prefill`; its attention, which grows with the square of the length, is left
+    out, so long victims are recomputed a little too readily. Bytes, bytes a second, tokens a second, seconds.
     """
 
     block_bytes: int
@@ -34,9 +36,11 @@ class CostModel:
     prefill: float
     latency: float = 50e-6
     state_bytes: int = 0
+    window_bytes: int = 0
 
     def swap_seconds(self, victim: Victim) -> float:
         moved = victim.blocks * self.block_bytes + victim.states * self.state_bytes
+        moved += victim.windows * self.window_bytes
         return 2 * (self.latency + moved / self.link)
 
     def recompute_seconds(self, victim: Victim) -> float:

@@ -19,12 +19,14 @@ RECENT_RUNS = 4096
 @dataclass(slots=True)
 class PrefixCounters:
     """Tokens since the start. `hit` of `queried` were found; of `stateless` ones the keys were there, but no state of
-    recurrent layers to go on from. Of the tokens of preempted sequences, `recomputed` were computed again and
+    recurrent layers to go on from, of `windowless` ones the keys of layers that see all, but not those of a window
+    before their end. Of the tokens of preempted sequences, `recomputed` were computed again and
     `restored` came back from the host; the others were found."""
 
     queried: int = 0
     hit: int = 0
     stateless: int = 0
+    windowless: int = 0
     recomputed: int = 0
     restored: int = 0
 

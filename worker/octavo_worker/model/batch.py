@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_kernels.attention.wide import Plan
@@ -17,6 +20,14 @@ from octavo_worker.model.recurrent.slots import moves_of
 from octavo_worker.model.stage import Stage
 
 
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Blocks of one group in a batch: `block_tables[S, blocks]` (int32), and `slots[T]` (int64), where K and V go."""
+
+    block_tables: Tensor
+    slots: Tensor
+
+
 @dataclass(slots=True)
 class Batch:
     """T tokens of S sequences. int64: `token_ids[T]`, `positions[T]`, `slots[T]` (where K and V go); int32:
@@ -24,7 +35,8 @@ class Batch:
     `SequenceStep`'s; None in batches of drafts). On CUDA: `plans` are
     what the layers of each shape of attention share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
     equal leading blocks, and with a `stage` attention reads each layer there instead of in the cache. `moves` are what
-    the step does with recurrent states."""
+    the step does with recurrent states. `windows` are the blocks of layers with a window, where these are a group of
+    their own."""
 
     token_ids: Tensor
     positions: Tensor
@@ -38,6 +50,13 @@ class Batch:
     prefix_lens: Tensor | None = None
     stage: Stage | None = None
     moves: Moves | None = None
+    windows: Paging | None = None
+
+    def paging(self, window: int) -> tuple[Tensor, Tensor]:
+        """Tables and slots of a layer with this `window` (0: none)."""
+        if window and self.windows is not None:
+            return self.windows.block_tables, self.windows.slots
+        return self.block_tables, self.slots
 
 
 def ragged_batch(sequences: Sequence[SequenceStep], block_size: int, vocab_size: int) -> Batch:
@@ -51,25 +70,35 @@ def ragged_batch(sequences: Sequence[SequenceStep], block_size: int, vocab_size:
         _blame(sequences, vocab_size)
 
     context_lens = starts + counts
-    block_tables = np.zeros((len(sequences), -(-int(context_lens.max()) // block_size)), np.int32)
-    for row, sequence, length in zip(block_tables, sequences, context_lens, strict=True):
-        blocks = -(-int(length) // block_size)
-        row[:blocks] = sequence.block_table[:blocks]
-
     owner = np.repeat(np.arange(len(sequences)), counts)
     positions = np.arange(len(token_ids)) + (starts - query_start[:-1])[owner]
-    slots = block_tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    place = partial(_paging, blocks=-(-context_lens // block_size), owner=owner, positions=positions, size=block_size)
+    paging = place([s.block_table for s in sequences])
+    windows = [s.window_table for s in sequences]
     starts_of_rows = torch.from_numpy(query_start)
     return Batch(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(slots),
-        block_tables=torch.from_numpy(block_tables),
+        slots=paging.slots,
+        block_tables=paging.block_tables,
         context_lens=torch.from_numpy(context_lens.astype(np.int32)),
         query_start=starts_of_rows,
         moves=moves_of([s.state for s in sequences], starts_of_rows),
         row_context=torch.from_numpy(np.array([s.row_context for s in sequences], np.int32)[owner]),
+        windows=place(windows) if windows[0] else None,
     )
+
+
+def _paging(
+    tables: Sequence[Sequence[int]], blocks: NDArray[Any], owner: NDArray[Any], positions: NDArray[Any], size: int
+) -> Paging:
+    """The entries of `tables` that the sequences have, `blocks[S]` of each, and the slots of the batch's tokens: those
+    at `positions[T]` of the sequences `owner[T]`."""
+    entries = np.zeros((len(tables), int(blocks.max())), np.int32)
+    for row, table, count in zip(entries, tables, blocks.tolist(), strict=True):
+        row[:count] = table[:count]
+    slots = entries[owner, positions // size].astype(np.int64) * size + positions % size
+    return Paging(torch.from_numpy(entries), torch.from_numpy(slots))
 
 
 def _blame(sequences: Sequence[SequenceStep], vocab_size: int) -> None:

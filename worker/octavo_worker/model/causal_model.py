@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo_kernels.cache.pools import Pools, empty_pools
 from octavo_kernels.ops import LayerStates
-from octavo_worker.contract.cache import CacheSpec, KvLayout
+from octavo_worker.contract.cache import CacheSpec, KvLayout, in_group
 from octavo_worker.contract.state import StateSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.transfer import dtype_name
@@ -30,7 +30,8 @@ class CausalModel(Protocol):
     trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone. `route`: the code
     that computes it, with its revision. `forms`: those of quantised weights, in words. `factors`: those of LongRoPE,
     short or long; empty: it has none. `has_whole_experts`: each rank has some of the experts, and not a part of all.
-    `kept_bytes` are those of a token that it keeps beside keys and values. With a `group` heads are those of one of its
+    `kept_bytes` are those of a token that it keeps beside keys and values. Where it `reads_windows`, layers with a
+    window may have blocks of their own. With a `group` heads are those of one of its
     ranks, and so are the tokens of `logits`.
     """
 
@@ -41,6 +42,7 @@ class CausalModel(Protocol):
     factors: str
     has_whole_experts: bool
     kept_bytes: int
+    reads_windows: bool
     dtype: torch.dtype
     device: torch.device
     vocab_size: int
@@ -66,6 +68,13 @@ def layout_of(model: CausalModel, block_size: int, dtype: torch.dtype | None = N
     return KvLayout.of(model.cache, block_size, None if dtype is None else dtype_name(dtype))
 
 
+def layouts_of(model: CausalModel, block_size: int, dtype: torch.dtype | None = None) -> tuple[KvLayout, KvLayout]:
+    """The blocks of layers that see all, and those of layers with a window, where these are two groups."""
+    name = None if dtype is None else dtype_name(dtype)
+    full, windowed = (in_group(model.cache, windowed=windowed) for windowed in (False, True))
+    return KvLayout.of(full, block_size, name), KvLayout.of(windowed, block_size, name)
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The size of a KV cache, null blocks included.
@@ -73,7 +82,8 @@ class CacheConfig:
     `num_host_blocks` (0: none) more blocks lie in the host's memory, for swapped sequences and, if the runner
     `reads_host`, for what does not fit of oversized ones: attention reads those at their place. `dtype`: int8 or
     float8_e4m3fn instead of the model's. `num_state_slots` count slot 0 (0: the model keeps no states), and so do the
-    `num_host_state_slots` in the host's memory (0: none).
+    `num_host_state_slots` in the host's memory (0: none). `num_window_blocks` are those of layers with a window, where
+    they are a group of their own (0: all layers are one), `num_host_window_blocks` the same in the host's memory.
     """
 
     num_blocks: int
@@ -82,6 +92,8 @@ class CacheConfig:
     dtype: torch.dtype | None = None
     num_state_slots: int = 0
     num_host_state_slots: int = 0
+    num_window_blocks: int = 0
+    num_host_window_blocks: int = 0
 
 
 def in_pools(pairs: Sequence[tuple[int, int]], first_host_block: int) -> Tensor:
@@ -91,10 +103,36 @@ def in_pools(pairs: Sequence[tuple[int, int]], first_host_block: int) -> Tensor:
 
 
 def empty_cache(model: CausalModel, cache: CacheConfig) -> Pools:
-    """Uninitialised blocks of a model. Raises `RuntimeError` if there is not as much memory."""
+    """Uninitialised blocks of a model, of all layers. Raises `RuntimeError` if there is not as much memory."""
     layout = layout_of(model, cache.block_size, cache.dtype)
     dtype = cache.dtype or model.dtype
     return empty_pools(cache.num_blocks, cache.num_host_blocks, layout.block_bytes, dtype, model.device)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedCache:
+    """The pools of a model's cache, of each group of blocks, their layouts, and the part of each layer."""
+
+    pools: Pools
+    layout: KvLayout
+    parts: Sequence[Tensor | None]
+    window_pools: Pools | None = None
+    window_layout: KvLayout | None = None
+
+
+def grouped_cache(model: CausalModel, cache: CacheConfig) -> GroupedCache:
+    """Uninitialised blocks of one or two groups. Raises `RuntimeError` if there is not as much memory."""
+    if not cache.num_window_blocks:
+        pools, layout = empty_cache(model, cache), layout_of(model, cache.block_size, cache.dtype)
+        return GroupedCache(pools, layout, layer_caches(pools.blocks, layout))
+    layout, windowed = layouts_of(model, cache.block_size, cache.dtype)
+    dtype, device = cache.dtype or model.dtype, model.device
+    pools = empty_pools(cache.num_blocks, cache.num_host_blocks, layout.block_bytes, dtype, device)
+    sizes = cache.num_window_blocks, cache.num_host_window_blocks
+    windows = empty_pools(*sizes, windowed.block_bytes, dtype, device)
+    both = zip(layer_caches(pools.blocks, layout), layer_caches(windows.blocks, windowed), strict=True)
+    parts = [one if other is None else other for one, other in both]
+    return GroupedCache(pools, layout, parts, windows, windowed)
 
 
 def layer_caches(blocks: Tensor, layout: KvLayout) -> list[Tensor | None]:

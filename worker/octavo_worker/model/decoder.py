@@ -98,6 +98,7 @@ class Decoder:
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size
         self.cache = tuple(block.attention.kept(self.dtype) for block in layers.blocks)
+        self.reads_windows = self.device.type == "cpu"  # plans and graphs of a GPU know one table of a sequence
         self.states = tuple(
             mixer.state if isinstance(mixer, RecurrentMixer | BranchMixer) else None for mixer in self._mixers
         )

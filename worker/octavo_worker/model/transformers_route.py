@@ -66,6 +66,7 @@ class TransformersModel:
     factors = ""
     has_whole_experts = False
     states: tuple[StateSpec | None, ...] = ()
+    reads_windows = False
     kept_bytes = 0
     group: Group | None = None
 

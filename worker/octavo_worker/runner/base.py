@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.features import features
-from octavo_worker.contract.cache import common_window
+from octavo_worker.contract.cache import common_window, group_window
 from octavo_worker.contract.state import StateLayout
 from octavo_worker.contract.step import Speeds, StepPlan, StepSeconds
-from octavo_worker.model.causal_model import CacheConfig, CausalModel, empty_cache, layer_caches, layout_of
+from octavo_worker.contract.windows import WindowBlocks
+from octavo_worker.model.causal_model import CacheConfig, CausalModel, GroupedCache, grouped_cache
 from octavo_worker.model.numerics import numerics
 from octavo_worker.model.recurrent.slots import empty_slots, layer_states
 from octavo_worker.model.transfer import dtype_name, on_device
@@ -43,6 +44,7 @@ class BaseRunner:
 
     speeds: Speeds | None = None
     step_seconds: StepSeconds | None = None
+    windows: WindowBlocks | None = None
     most_samples: int | None = None  # in one step; None: as many as it has rows
     abreast = 1
 
@@ -56,8 +58,9 @@ class BaseRunner:
         self.vocab_size = model.vocab_size
         self.window = common_window(model.cache)
         self.features = frozenset[str](features(model.device))
-        self.layout = layout_of(model, cache.block_size, cache.dtype)
-        pools = empty_cache(model, cache)
+        grouped = grouped_cache(model, cache)
+        self.layout, pools = grouped.layout, grouped.pools
+        self._keep_windows(cache, grouped)
         self.kv_cache, self.host_cache = pools.device, pools.host
         self.first_host_block = pools.first_host_block or cache.num_blocks
         self.reads_host = pools.first_host_block is not None
@@ -76,8 +79,16 @@ class BaseRunner:
             states=any(spec is not None for spec in model.states),
         )
         self.rows = WholeRows(model.vocab_size) if model.group is None else SplitRows(model.group, model.vocab_size)
-        model.bind(layer_caches(pools.blocks, self.layout), cache.block_size, max_model_len)
+        model.bind(grouped.parts, cache.block_size, max_model_len)
         self._bind_states(cache)
+
+    def _keep_windows(self, cache: CacheConfig, grouped: GroupedCache) -> None:
+        """The pools of layers with a window, where these are a group of their own."""
+        self.window_pools, self.window_layout = grouped.window_pools, grouped.window_layout
+        if self.window_pools is not None:
+            first = self.window_pools.first_host_block or cache.num_window_blocks
+            window = group_window(self.model.cache)
+            self.windows = WindowBlocks(cache.num_window_blocks, window, cache.num_host_window_blocks, first)
 
     def _bind_states(self, cache: CacheConfig) -> None:
         """Allocates slots of states, of the device and of the host, whose ids are behind the former's."""

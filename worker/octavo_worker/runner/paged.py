@@ -21,6 +21,7 @@ from octavo_worker.contract.step import (
     StepPlan,
     StepResult,
 )
+from octavo_worker.contract.windows import BlockMoves
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, in_pools
 from octavo_worker.runner.backing import Backing
@@ -91,6 +92,7 @@ class PagedRunner(BaseRunner):
         super().__init__(model, cache, max_model_len, token_budget)
         self._leader = leader
         self._backing = Backing(self.kv_cache)
+        self._window_backing = None if self.window_pools is None else Backing(self.window_pools.device)
 
     def warm_up(self) -> None:
         """Nothing: only graphs and kernels of a GPU have to be tried before they are needed."""
@@ -106,21 +108,20 @@ class PagedRunner(BaseRunner):
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> Computed | Done:
-        if plan.swap_in:
-            ops.swap_blocks(self.host_cache, self.kv_cache, in_pools(plan.swap_in, self.first_host_block))
-        if plan.swap_out:
-            ops.swap_blocks(self.kv_cache, self.host_cache, in_pools(plan.swap_out, self.first_host_block))
-        if plan.state_in:
-            ops.swap_blocks(self.host_states, self.states, in_pools(plan.state_in, self.first_host_state_slot))
-        if plan.state_out:
-            ops.swap_blocks(self.states, self.host_states, in_pools(plan.state_out, self.first_host_state_slot))
-        if plan.copies:
-            ops.copy_blocks(self.kv_cache, torch.tensor(plan.copies, dtype=torch.int64))
+        moves = BlockMoves(plan.copies, plan.swap_out, plan.swap_in)
+        _move(self.kv_cache, self.host_cache, self.first_host_block, moves)
+        if self.windows is not None and self.window_pools is not None:
+            pools = self.window_pools
+            _move(pools.device, pools.host, self.windows.first_host_block, plan.windows)
+        states = BlockMoves(swap_out=plan.state_out, swap_in=plan.state_in)
+        _move(self.states, self.host_states, self.first_host_state_slot, states)
         sequences = (plan if self.draft_model is None else self.draft_model.of_plan(plan)).sequences
         if not sequences:
             return Done(StepResult([]))
         batch = ragged_batch(sequences, self.block_size, self.vocab_size)
         self._backing.reach(int(batch.slots.max()) // self.block_size)
+        if self._window_backing is not None and batch.windows is not None:
+            self._window_backing.reach(int(batch.windows.slots.max()) // self.block_size)
         starts = batch.query_start.tolist()
         sampled_rows = [
             start + row  # parallel sequences that leave one prompt share its row
@@ -148,6 +149,16 @@ class PagedRunner(BaseRunner):
             return None
         logits = self.model.logits(features)
         return logits if len(logits) == count else logits.repeat_interleave(torch.tensor(_sharers(sequences)), dim=0)
+
+
+def _move(device: Tensor, host: Tensor, first_host_block: int, moves: BlockMoves) -> None:
+    """Swaps and copies of a step in one group of blocks."""
+    if moves.swap_in:
+        ops.swap_blocks(host, device, in_pools(moves.swap_in, first_host_block))
+    if moves.swap_out:
+        ops.swap_blocks(device, host, in_pools(moves.swap_out, first_host_block))
+    if moves.copies:
+        ops.copy_blocks(device, torch.tensor(moves.copies, dtype=torch.int64))
 
 
 def _sharers(sequences: Sequence[SequenceStep]) -> list[int]:

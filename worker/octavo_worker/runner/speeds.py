@@ -44,7 +44,8 @@ def measure_speeds(runner: PagedRunner | CudaRunner) -> Speeds:
     back = [(host, block) for block, host in out]
     copying = _seconds(runner, StepPlan([], 0, swap_out=out, swap_in=back))
     link = 2 * blocks * block_bytes / copying
-    return Speeds(block_bytes, link, _prefill(runner), runner.state_layout.slot_bytes)
+    windows = 0 if runner.window_layout is None else runner.window_layout.block_bytes
+    return Speeds(block_bytes, link, _prefill(runner), runner.state_layout.slot_bytes, windows)
 
 
 def measure_steps(runner: PagedRunner | CudaRunner, max_running: int, most_drafts: int) -> StepSeconds:
@@ -90,9 +91,17 @@ def _decodes(runner: PagedRunner | CudaRunner, queries: Sequence[int]) -> StepPl
         rows = tuple(range(count)) if count > 1 else ()
         kept = [next(slots, NO_SLOT) for _ in range(count)]
         move = StateMove(kept[0], kept[0]) if count == 1 else StateMove(NO_SLOT, NO_SLOT, tuple(enumerate(kept, 1)))
-        steps.append(SequenceStep([0] * count, 0, list(table), (SAMPLE,) * count, rows, state=move))
+        step = SequenceStep([0] * count, 0, list(table), (SAMPLE,) * count, rows, state=move)
+        steps.append(_windowed(runner, step))
         block = table.stop
     return StepPlan(steps, len(steps))
+
+
+def _windowed(runner: PagedRunner | CudaRunner, step: SequenceStep) -> SequenceStep:
+    """The step with blocks of layers with a window, where there is such a group: any will do, what is in them means
+    nothing."""
+    windows = runner.windows
+    return step if windows is None else step.windowed([1 + at % (windows.num_blocks - 1) for at in step.block_table])
 
 
 def _pass_seconds(model: DraftModel, runner: PagedRunner | CudaRunner, ones: Sequence[int]) -> float:
@@ -142,7 +151,9 @@ def _prefill(runner: PagedRunner | CudaRunner) -> float:
     longest = min(runner.token_budget, runner.max_model_len, (runner.num_blocks - 1) * runner.block_size)
     table = list(range(1, runner.num_blocks))
     tokens = min(SHORTEST_PROMPT, longest)
-    while (seconds := _seconds(runner, StepPlan([SequenceStep([0] * tokens, 0, table)], 0))) < BUSY_SECONDS:
+    while (
+        seconds := _seconds(runner, StepPlan([_windowed(runner, SequenceStep([0] * tokens, 0, table))], 0))
+    ) < BUSY_SECONDS:
         if tokens == longest:
             break
         tokens = min(2 * tokens, longest)

@@ -93,6 +93,14 @@ STATS = (
         stat="states",
     ),
     Metric(
+        name="octavo_window_blocks",
+        kind="gauge",
+        text="Blocks of layers with a window, by state; none where all layers have one group of blocks.",
+        labels=(MODEL, "state"),
+        known=every(("free", "used", "cached", "quarantined", "shared", "pinned", "host", "host_free")),
+        stat="windows",
+    ),
+    Metric(
         name="octavo_num_preemptions",
         kind="counter",
         text="Sequences that gave up their memory.",
@@ -140,6 +148,12 @@ STATS = (
         "octavo_prompt_tokens_stateless",
         "stateless_tokens",
         "Tokens of prompts whose keys and values were found, but no state of recurrent layers: they were computed.",
+    ),
+    _stat(
+        "counter",
+        "octavo_prompt_tokens_windowless",
+        "windowless_tokens",
+        "Tokens of prompts whose keys and values were found, but for those of a window before: they were computed.",
     ),
     _stat(
         "counter",

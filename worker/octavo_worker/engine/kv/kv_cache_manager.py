@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from operator import attrgetter
 
 from octavo_worker.contract.capacity import Capacity
+from octavo_worker.contract.windows import WindowBlocks
 from octavo_worker.engine.kv.allocation import Allocation
-from octavo_worker.engine.kv.host_memory import HostMemory
+from octavo_worker.engine.kv.block_group import BlockGroup
 from octavo_worker.engine.kv.pinned import Pinned
+from octavo_worker.engine.kv.room import Room
+from octavo_worker.engine.kv.victims import victim_of
 from octavo_worker.engine.sequence import Sequence, State
-from octavo_worker.engine.states.states import States, StateSizes, slots_of
+from octavo_worker.engine.states.states import States, StateSizes
 from octavo_worker.engine.step_in_flight import StepInFlight
-from octavo_worker.memory.block_pool import BlockPool, OutOfBlocks
+from octavo_worker.memory.block_pool import OutOfBlocks
+from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
-from octavo_worker.memory.pins import PinnedPrefixes
 from octavo_worker.memory.prefix_cache import PrefixCache
 
 
 class KVCacheManager:
-    """The block pool, its prefix cache and, if there is one, the pool in CPU memory that preempted sequences go to; and
-    the states of recurrent layers, if the model keeps any.
+    """The groups of blocks, their prefix cache and, if there are any, the blocks in CPU memory that preempted sequences
+    go to; and the states of recurrent layers, if the model keeps any.
+
+    There is one group of `blocks`, or another one of `windows` beside it, for layers with a window in a model that has
+    layers that see all. `pool`, `pins` and `host` are those of the first.
 
     Everything that happens from `begin_step` to the next belongs to that step, until it is settled or undone. Several
     steps may be in flight.
@@ -37,25 +43,54 @@ class KVCacheManager:
         first_host_block: int,
         chunk: int,
         states: StateSizes | None = None,
+        windows: WindowBlocks | None = None,
     ) -> None:
         self.capacity = capacity
-        self.pool = BlockPool(num_blocks)
+        self.blocks = BlockGroup(
+            capacity,
+            num_blocks,
+            num_host_blocks,
+            first_host_block,
+            chunk=chunk,
+            table_of=attrgetter("table"),
+            moves_of=attrgetter("blocks"),
+            give_up=self.free,
+        )
+        self.windows = None if windows is None else self._window_group(windows, chunk)
+        self.groups = [self.blocks] if self.windows is None else [self.blocks, self.windows]
+        self.pool, self.pins, self.host = self.blocks.pool, self.blocks.pins, self.blocks.host
         self.cache = PrefixCache(self.pool, capacity.block_size)
-        self.pins = PinnedPrefixes(self.pool)
-        self.host = HostMemory(num_host_blocks, first_host_block, self.pool, self.free) if num_host_blocks else None
-        self.states = None if states is None else States(states, self.pool, self.cache)
-        self.pinned = Pinned(self.cache, self.pool, self.pins, self.states)
+        self.states = None if states is None else States(states, self.groups, self.cache)
+        self.pinned = Pinned(self.cache, self.groups, self.states)
         self.decisions: Counter[Decision] = Counter()
         self._policy = policy
-        self._chunk = chunk
         self._block_size = capacity.block_size
         self._latest: Sequence | None = None  # the sequence that came in last
         self.step = StepInFlight(0)
 
+    def _window_group(self, windows: WindowBlocks, chunk: int) -> BlockGroup:
+        capacity = Capacity(windows.num_blocks - 1, self.capacity.block_size, window=windows.window)
+        if not capacity.slides:
+            raise ValueError(f"{windows.num_blocks} blocks do not hold a window of {windows.window} tokens")
+        return BlockGroup(
+            capacity,
+            windows.num_blocks,
+            windows.num_host_blocks,
+            windows.first_host_block,
+            chunk=chunk,
+            table_of=attrgetter("windows"),
+            moves_of=attrgetter("windows"),
+            give_up=self.free,
+        )
+
+    def new_tables(self) -> tuple[BlockTable, BlockTable | None]:
+        """The empty tables of a sequence, of each group of blocks."""
+        return self.blocks.new_table(), None if self.windows is None else self.windows.new_table()
+
     @property
     def enough_blocks(self) -> int:
-        """Blocks that suffice for a sequence of any length."""
-        return self.capacity.bound(self._chunk)
+        """Blocks of the first group that suffice for a sequence of any length."""
+        return self.blocks.bound
 
     @property
     def swap_space(self) -> int:
@@ -70,25 +105,24 @@ class KVCacheManager:
 
     def settle(self, step: StepInFlight) -> None:
         """This step and those before it are over, their copies are done."""
-        self.pool.settle(step.number)
-        if self.host is not None:
-            self.host.pool.settle(step.number)
+        for group in self.groups:
+            group.settle(step.number)
         if self.states is not None:
             self.states.settle(step.number)
 
     def undo(self, step: StepInFlight) -> None:
         """The step failed: nothing that it wrote can be found any more."""
-        for block in step.published:
-            digest = self.pool.hash_of(block)
-            if digest is not None:
-                self.pins.lost(digest)
-            self.pool.unpublish(block)
+        for group in self.groups:
+            group.undo(step)
         if self.states is not None:
             self.states.snapshots.undo(step.number)
         self.settle(step)
 
     def seal(self, step: StepInFlight) -> None:
-        """Planning is over."""
+        """Planning is over: the sequences of the step are told what they have beside blocks of the first group."""
+        if self.windows is not None:
+            for place, sequence in enumerate(step.sequences):
+                step.steps[place] = step.steps[place].windowed(self.windows.table_of(sequence).blocks)
         if self.states is not None:
             self.states.seal(step)
 
@@ -101,48 +135,35 @@ class KVCacheManager:
             return
         full = min(sequence.computed, sequence.length) // self._block_size
         self._extend_digests(sequence, full)
-        for slot in range(max(sequence.published, sequence.table.start), full):
-            self._offer(sequence.table.blocks[slot], sequence.digests[slot + 1])
+        for group in self.groups:
+            group.publish(sequence, full, self.step)
         sequence.published = full
 
-    def growth(self, members: Iterable[Sequence]) -> int:
-        """Blocks that decoding members of one group take for their next token: new ones, and copies of shared ones."""
-        count, tails = 0, Counter[int]()
-        for member in members:
-            blocks, slot = member.table.blocks, member.computed // self._block_size
-            if slot == len(blocks):
-                count += 1
-            elif self.pool.refs[blocks[slot]] > 1:
-                tails[blocks[slot]] += 1
-        return count + sum(sharers - (self.pool.refs[block] == sharers) for block, sharers in tails.items())
+    def growth(self, members: list[Sequence]) -> Room:
+        """What decoding members of one request take for their next token."""
+        slots = 0 if self.states is None else self.states.growth(members)
+        return Room(self.blocks.growth(members), slots, 0 if self.windows is None else self.windows.growth(members))
 
-    def lacks(self, blocks: int, slots: int, *, soon: bool = False) -> bool:
-        """True if so many blocks and slots of states are not available; `soon`: not when the steps in flight have
-        landed either."""
-        states = self.states
-        if self.pool.available + (self.freeing if soon else 0) < blocks:
-            return True
-        return states is not None and states.pool.available + (states.freeing if soon else 0) < slots
-
-    @property
-    def freeing(self) -> int:
-        """Blocks that become available when the steps in flight have landed."""
-        return self.pool.quarantined + (0 if self.states is None else self.states.snapshots.pending_blocks)
+    def room(self, *, soon: bool = False) -> Room:
+        """What is available; `soon`: when the steps in flight have landed."""
+        states, windows, slots = self.states, self.windows, 0
+        ending = 0 if states is None or not soon else states.snapshots.pending_blocks  # in each group
+        if states is not None:
+            slots = states.pool.available + (states.freeing if soon else 0)
+        available = [group.pool.available + (group.pool.quarantined if soon else 0) + ending for group in self.groups]
+        return Room(available[0], slots, 0 if windows is None else available[1])
 
     @property
     def waits_for_steps(self) -> bool:
         """True if steps in flight will give memory back."""
-        return self.freeing > 0 or (self.states is not None and self.states.freeing > 0)
+        return self.room(soon=True) != self.room()
 
     def make_writable(self, sequence: Sequence, position: int, step: StepInFlight) -> None:
-        """Give a sequence a block of its own at `position`, and a slot for its state. May raise `OutOfBlocks`."""
-        table = sequence.table
+        """Give a sequence blocks of its own at `position`, and a slot for its state. May raise `OutOfBlocks`."""
         if self.states is not None and not self.states.make_writable(sequence):
             raise OutOfBlocks("no slot for a state is available")
-        if table.missing(position + 1):
-            table.reserve(position + 1)
-        elif table.is_shared(position):
-            step.copies.append(table.unshare(position))
+        for group in self.groups:
+            group.make_writable(sequence, position, step)
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
         """A running sibling that shares all computed tokens, on the host, too."""
@@ -160,14 +181,13 @@ class KVCacheManager:
         must cover all that is final: published blocks, and blocks that left the device or the window. `ValueError` if
         it does not: only tokens that were planned as drafts since then can be taken back.
         """
-        end, table = sequence.computed - tokens, sequence.table
+        end = sequence.computed - tokens
         if not sequence.decodes or sequence.state is not State.RUNNING:
             raise ValueError("only a running sequence that decodes can be rewound")
-        if tokens < 0 or end < max(sequence.published, table.start) * self._block_size:
+        if tokens < 0 or not all(group.can_rewind(sequence, end) for group in self.groups):
             raise ValueError(f"{tokens} of {sequence.computed} tokens cannot be taken back: some of them are final")
-        if self.capacity.slides and self.capacity.unseen(end) < table.start:
-            raise ValueError(f"{tokens} tokens cannot be taken back: the window has moved on")
-        table.shrink(end)
+        for group in self.groups:
+            group.table_of(sequence).shrink(end)
         sequence.computed = end
 
     def accept(self, sequence: Sequence) -> None:
@@ -178,32 +198,33 @@ class KVCacheManager:
     # Room on the device
 
     def offload(self, members: list[Sequence], growth: int, step: StepInFlight) -> None:
-        """Let go of what members of one group need not have on the device, before they take `growth` more blocks."""
-        if self.capacity.slides:
+        """Let go of what members of one request need not have on the device, before they take `growth` more blocks of
+        the first group."""
+        for group in self.groups:
             for member in members:
-                member.table.give_up(self.capacity.unseen(member.computed))
-            return
+                group.slide(member)
         request = members[0].request
         if request.beam is None and any(self.capacity.is_oversized(member.computed + 1) for member in members):
             request.oversized = True
         if request.oversized and self.host is not None:
-            held = {block for member in members for block in member.table.held}
+            held = self.blocks.held(members)
             self.host.spill(members, len(held) + growth - self.capacity.share, step)
 
     def extend(self, sequence: Sequence, end: int, step: StepInFlight) -> int:
         """Make room for the tokens up to `end` of a prompt whose blocks were not all taken at once. Returns the end of
         those for which there is room now."""
-        table, size = sequence.table, self._block_size
-        if not self.capacity.slides and not sequence.request.oversized:
-            return end
-        growth = table.missing(end)
         if sequence.request.oversized:
-            growth = min(growth, self.capacity.pace)
-            last = table.start + self.capacity.share
-            self.offload([sequence], 2 * growth, step)  # room for the next chunk, too: what leaves is free only then
-        else:
-            self.offload([sequence], growth, step)
-            last = table.start + self.capacity.bound(self._chunk)
+            end = self._extend_oversized(sequence, end, step)
+        for group in self.groups:
+            if group.slides:
+                end = group.extend(sequence, end)
+        return end
+
+    def _extend_oversized(self, sequence: Sequence, end: int, step: StepInFlight) -> int:
+        table, size = sequence.table, self._block_size
+        growth = min(table.missing(end), self.capacity.pace)
+        last = table.start + self.capacity.share
+        self.offload([sequence], 2 * growth, step)  # room for the next chunk, too: what leaves is free only then
         growth = max(0, min(growth, last - len(table.blocks), self.pool.available))
         table.reserve(min(end, (len(table.blocks) + growth) * size))
         return min(end, len(table.blocks) * size)
@@ -215,7 +236,7 @@ class KVCacheManager:
         for member in members:
             self.digest(member)
         alone = () if private is None else (private,)
-        return Allocation(members, self.pool, self.capacity, self._chunk, alone, self._latest, self.states)
+        return Allocation(members, self.groups, alone, self._latest, self.states)
 
     def digest(self, sequence: Sequence) -> None:
         """Know the digests of all full blocks of a sequence."""
@@ -223,37 +244,44 @@ class KVCacheManager:
 
     def enter(self, allocation: Allocation, step: StepInFlight) -> None:
         """Take what was found. The caller has made sure that it fits."""
-        tables = [member.table.blocks for member in allocation.members]
-        returning = [member for member in allocation.members if member.is_swapped]
-        loads, restored, copies = allocation.take(step.number)
-        step.copies += copies
+        members = allocation.members
+        returning = [member for member in members if member.is_swapped]
+        before = [[group.table_of(member).blocks for member in members] for group in self.groups]
+        taken = allocation.take(step.number)
         if self.states is not None:
             self.states.swap_in(returning, step)
             self.states.begin(allocation.begins)
         # Of several members one may have blocks that another is yet to compute.
-        self._latest = allocation.members[0] if len(allocation.members) == 1 else None
-        step.swap_in += loads
-        copied = {host for host, _ in loads}
-        for member, table, shared in zip(allocation.members, tables, allocation.shared, strict=True):
-            if self.host is not None and table:
-                self.host.leave(member, table, copied, step)
+        self._latest = members[0] if len(members) == 1 else None
+        for group, tables, blocks in zip(self.groups, before, taken, strict=True):
+            moves = group.moves_of(step)
+            moves.copies += blocks.copies
+            moves.swap_in += blocks.loads
+            copied = {host for host, _ in blocks.loads}
+            for member, table in zip(members, tables, strict=True):
+                if group.host is not None and table:
+                    group.host.leave(member, table, copied, step)
+        for member, shared in zip(members, allocation.shared, strict=True):
             member.computed = max(member.computed, shared * self._block_size)
             member.published = shared
         self._begin_behind(allocation)
         self.cache.counters.restored += allocation.restored
         self.cache.counters.recomputed += allocation.recomputed
-        for digest, block in restored.items():
-            self._offer(block, digest)
+        for group, blocks in zip(self.groups, taken, strict=True):
+            for digest, block in blocks.loaded.items():
+                group.offer(block, digest, step)
 
     def _begin_behind(self, allocation: Allocation) -> None:
-        """Members begin where a state was found. Where keys were found further, the way to there is worth a
+        """Members begin where all pools go on. Where keys were found further than a state, the way to there is worth a
         snapshot."""
-        for (member, position), known in zip(allocation.begins, allocation.stateless, strict=True):
+        counters = self.cache.counters
+        for (member, position), (known, in_all) in zip(allocation.begins, allocation.known, strict=True):
             member.computed = position
-            if known > position and member.live is not None:
-                member.live.junctions.add(known // self._block_size)
-                if not member.peak and not member.decodes:
-                    self.cache.counters.stateless += known - position
+            if in_all > position and member.live is not None:
+                member.live.junctions.add(in_all // self._block_size)
+            if not member.peak and not member.decodes:
+                counters.stateless += max(0, in_all - position)
+                counters.windowless += max(0, known - max(in_all, position))
 
     # Preemption and ends
 
@@ -274,7 +302,9 @@ class KVCacheManager:
         stored: list[Sequence] = []
         if decision is Decision.SWAP and self.host is not None and step is not None:
             stored = [member for member in members if member.computed]
-            self.host.swap_out(stored, step)
+            for group in self.groups:
+                if group.host is not None:
+                    group.host.swap_out(stored, step)
             if self.states is not None:
                 self.states.swap_out(stored, step)
         for member in reversed(members):
@@ -285,18 +315,17 @@ class KVCacheManager:
         self.decisions[decision] += len(members)
         return decision
 
-    def held_alone(self, members: list[Sequence]) -> int:
-        """Blocks on the device that no sequence but these has."""
-        held = Counter(block for member in members for block in member.table.held)
-        return sum(self.pool.refs[block] == count for block, count in held.items())
+    def held_alone(self, members: list[Sequence]) -> Room:
+        """What no sequence but these has."""
+        windows = 0 if self.windows is None else self.windows.held_alone(members)
+        return Room(self.blocks.held_alone(members), len(members), windows)
 
     def _is_apart(self, members: list[Sequence]) -> bool:
         """Groups still in prefill are recomputed if oversized or sliding: their earlier blocks may be gone."""
         request = members[0].request
         alone = len(set(request.sequences.values())) == 1
-        return (
-            (request.oversized or self.capacity.slides) and not alone and not all(member.decodes for member in members)
-        )
+        slides = any(group.slides for group in self.groups)
+        return (request.oversized or slides) and not alone and not all(member.decodes for member in members)
 
     def _forgo(self, members: list[Sequence]) -> None:
         """Count as computed only what is: in a group in prefill, some members wait for blocks that a sibling fills.
@@ -316,44 +345,30 @@ class KVCacheManager:
 
     def free(self, sequence: Sequence) -> None:
         """Give all memory of a sequence back; whatever it is to do, it computes again."""
-        if self.host is not None:
-            self.host.release(sequence)
         if self.states is not None:
             self.states.free(sequence)
-        sequence.table.free()
+        for group in self.groups:
+            group.free(sequence)
         sequence.start_over()
 
     def _decide(self, members: list[Sequence]) -> Decision:
         if self._is_apart(members):
             return Decision.NO_CHOICE
-        held = Counter(block for member in members for block in member.table.storing(member.computed))
-        lost = sum(self.pool.refs[block] == count for block, count in held.items())
-        kept = len(held) - lost
-        if lost:  # what they gave up before is computed again, too
-            lost += max(member.table.start for member in members)
-        victim = Victim(len(held), lost * self._block_size, kept * self._block_size)
-        if self.states is not None:
-            victim = self._with_states(victim, members)
-            if any(member.live is None or member.live.seen != member.computed for member in members):
-                return Decision.NO_CHOICE  # beams whose last token is to be computed again
+        if any(member.live is not None and member.live.seen != member.computed for member in members):
+            return Decision.NO_CHOICE  # beams whose last token is to be computed again
+        victim = victim_of(members, self.groups, self.states)
         decision = self._policy.decide(victim, None if self.host is None else self.host.pool)
+        if decision is Decision.SWAP and not self._has_room_for(victim):
+            return Decision.HOST_FULL
         if decision is Decision.SWAP and self.states is not None and not self.states.can_leave(members):
             return Decision.NO_SWAP if self.states.host is None else Decision.HOST_FULL
         return decision
 
-    def _with_states(self, victim: Victim, members: list[Sequence]) -> Victim:
-        """A swap moves states, too; keys that are kept are of use from a snapshot on."""
-        assert self.states is not None
-        known = (len(members[0].digests) - 1) * self._block_size
-        best = self.states.snapshots.reach(members[0], min(known, victim.kept))
-        return replace(victim, states=len(slots_of(members)), tokens=victim.tokens + victim.kept - best, kept=best)
+    def _has_room_for(self, victim: Victim) -> bool:
+        windows = self.windows
+        return windows is None or (windows.host is not None and victim.windows <= windows.host.pool.available)
 
     # The prefix cache
-
-    def _offer(self, block: int, digest: bytes) -> None:
-        if self.pool.publish(block, digest):
-            self.step.published.append(block)
-            self.pins.published(block, digest)
 
     def _extend_digests(self, sequence: Sequence, blocks: int) -> None:
         digests, size = sequence.digests, self._block_size
@@ -364,12 +379,10 @@ class KVCacheManager:
             self.cache.extend_digests(digests, sequence.slice(known * size, blocks * size))
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Verify all accounts of both pools. `AssertionError` if one is wrong."""
+        """Verify all accounts of all pools. `AssertionError` if one is wrong."""
         sequences = list(sequences)
-        tables = [*(sequence.table.held for sequence in sequences), self.pins.blocks]
+        pending = [] if self.states is None else self.states.snapshots.pending
         if self.states is not None:
             self.states.check_integrity(sequences)
-            tables.append([snapshot.block for snapshot in self.states.snapshots.pending])
-        self.pool.check_integrity(tables)
-        if self.host is not None:
-            self.host.check_integrity(sequences)
+        for place, group in enumerate(self.groups):
+            group.check_integrity(sequences, [snapshot.blocks[place] for snapshot in pending if snapshot.blocks])

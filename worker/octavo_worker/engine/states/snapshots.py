@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo_worker.contract.state import NO_SLOT
+from octavo_worker.engine.kv.block_group import BlockGroup
 from octavo_worker.engine.sequence import Sequence as Member
 from octavo_worker.engine.states.live_state import Move
-from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
+from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.pins import PinnedPrefixes
 from octavo_worker.memory.prefix_cache import PrefixCache
 from octavo_worker.memory.state_pool import StatePool, Tail
@@ -19,13 +20,14 @@ from octavo_worker.memory.state_pool import StatePool, Tail
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A state that has seen the first `position` tokens of a sequence, under their `digest`. One that ends amid a block
-    has a `tail`, and that `block` of keys and values. Until it is published, it has a reference to both."""
+    has a `tail`, and that block of keys and values in each group of `blocks`. Until it is published, it has references
+    to slot and blocks."""
 
     slot: int
     digest: bytes
     position: int
     tail: Tail | None = None
-    block: int = NULL_BLOCK
+    blocks: tuple[int, ...] = ()
 
 
 class Snapshots:
@@ -36,10 +38,10 @@ class Snapshots:
     A snapshot can be found only when the step that stores it has landed. Until then it is `coming`.
     """
 
-    def __init__(self, pool: StatePool, blocks: BlockPool, cache: PrefixCache, interval: int) -> None:
+    def __init__(self, pool: StatePool, groups: Sequence[BlockGroup], cache: PrefixCache, interval: int) -> None:
         self.pins = PinnedPrefixes(pool)
         self._pool = pool
-        self._blocks = blocks
+        self._groups = groups
         self._cache = cache
         self._size = cache.block_size
         self._interval = -(-interval // self._size)  # in blocks
@@ -70,7 +72,8 @@ class Snapshots:
 
     @property
     def pending_blocks(self) -> int:
-        return sum(snapshot.block != NULL_BLOCK for snapshot in self.pending)
+        """Blocks of each group that come back."""
+        return sum(bool(snapshot.blocks) for snapshot in self.pending)
 
     # What is kept
 
@@ -117,40 +120,49 @@ class Snapshots:
         if live is None or not live.seen or live.seen > member.length:
             return
         full, behind = divmod(live.seen, self._size)
-        block = member.table.blocks[full] if behind else NULL_BLOCK
-        blocks = self._blocks
-        if not self._pool.is_own(live.slot) or (behind and (blocks.refs[block] > 1 or blocks.hash_of(block))):
+        tables = [group.table_of(member).blocks for group in self._groups] if behind else []
+        blocks = tuple(table[full] for table in tables)
+        if not self._pool.is_own(live.slot) or any(self._is_others(*block) for block in self._by_pool(blocks)):
             return
         tail = None
         digest = member.digests[full]
         if behind:
             tail = Tail(digest, array("I", member.slice(full * self._size, live.seen)).tobytes())
             digest = self._cache.tail(*tail)
-        is_there = self._pool.find(digest) is not None and (not behind or blocks.find(digest) is not None)
+        is_there = self._pool.find(digest) is not None and all(pool.find(digest) for pool, _ in self._by_pool(blocks))
         if is_there or digest in self.coming:
             return
-        snapshot = Snapshot(live.slot, digest, live.seen, tail, block)
+        snapshot = Snapshot(live.slot, digest, live.seen, tail, blocks)
         live.slot = NO_SLOT
-        if behind:
-            blocks.acquire((block,))
+        for pool, block in self._by_pool(blocks):
+            pool.acquire((block,))
         if live.step <= self._landed:
             self._publish(snapshot)
         else:
             self._pending.setdefault(live.step, []).append(snapshot)
             self.coming[digest] = snapshot.position
 
+    def _by_pool(self, blocks: Sequence[int]) -> list[tuple[BlockPool, int]]:
+        return [(group.pool, block) for group, block in zip(self._groups, blocks, strict=False)]
+
+    @staticmethod
+    def _is_others(pool: BlockPool, block: int) -> bool:
+        """True if others have a part in a block."""
+        return pool.refs[block] > 1 or pool.hash_of(block) is not None
+
     def _publish(self, snapshot: Snapshot) -> None:
         slot, digest, tail = snapshot.slot, snapshot.digest, snapshot.tail
         if tail is not None:  # either may be there already, if the other was evicted
-            self._blocks.publish(snapshot.block, digest)
+            for pool, block in self._by_pool(snapshot.blocks):
+                pool.publish(block, digest)
             self._pool.publish_tail(slot, digest, tail)
         elif self._pool.publish(slot, digest):
             self.pins.published(slot, digest)
         self._drop(snapshot)
 
     def _drop(self, snapshot: Snapshot) -> None:
-        if snapshot.block != NULL_BLOCK:
-            self._blocks.release((snapshot.block,))
+        for pool, block in self._by_pool(snapshot.blocks):
+            pool.release((block,))
         self._pool.release((snapshot.slot,))
 
     # What is found

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo_worker.contract.state import NO_SLOT
+from octavo_worker.engine.kv.block_group import BlockGroup
 from octavo_worker.engine.sequence import Request, State
 from octavo_worker.engine.sequence import Sequence as Member
 from octavo_worker.engine.states.live_state import LiveState, Move
@@ -51,10 +52,10 @@ class States:
     by another.
     """
 
-    def __init__(self, sizes: StateSizes, blocks: BlockPool, cache: PrefixCache) -> None:
+    def __init__(self, sizes: StateSizes, groups: Sequence[BlockGroup], cache: PrefixCache) -> None:
         self.pool = StatePool(sizes.slots)
         self.host = BlockPool(sizes.host_slots, sizes.first_host_slot) if sizes.host_slots else None
-        self.snapshots = Snapshots(self.pool, blocks, cache, sizes.interval)
+        self.snapshots = Snapshots(self.pool, groups, cache, sizes.interval)
 
     @property
     def freeing(self) -> int:

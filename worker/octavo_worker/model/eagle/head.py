@@ -44,6 +44,7 @@ class EagleHead:
     that slot's features and the embedding of token i + 1, and guesses token i + 2."""
 
     is_capturable = False
+    reads_windows = False
     group: Group | None = None
     route = DECODER
     forms: frozenset[str] = frozenset()

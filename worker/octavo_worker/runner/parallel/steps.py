@@ -56,8 +56,9 @@ def decode(message: bytes) -> StepPlan | Masks:
 def _needed(step: SequenceStep, block_size: int) -> SequenceStep:
     """Tables and outputs go on growing while the scheduler has them; texts are looked at for penalties alone."""
     samples = [spec if spec.penalises else _without_text(spec) for spec in step.samples]
-    blocks = step.block_table[: -(-step.end // block_size)]
-    return msgspec.structs.replace(step, block_table=blocks, samples=samples)
+    count = -(-step.end // block_size)
+    tables = {"block_table": step.block_table[:count], "window_table": step.window_table[:count]}
+    return msgspec.structs.replace(step, samples=samples, **tables)
 
 
 def _without_text(spec: SampleSpec) -> SampleSpec:

@@ -1,0 +1,98 @@
+"""Random workloads over two groups of blocks give the tokens of an engine without paging: each token hashes what both
+tables hold."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fake_runner import DelayedRunner, FailingRunner, FakeRunner
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from proposers import AnswerBook, speculate
+from tiers import examples
+from workloads import MixedPolicy, run_workload
+
+from octavo_worker.contract.capacity import Capacity
+from octavo_worker.memory.cost import PreemptionPolicy
+
+DEVICES = [FakeRunner, DelayedRunner, FailingRunner]
+CHATS = {"chat_rate": 0.5, "beam_rate": 0.1, "deadline_rate": 0.05}
+
+
+def least_blocks(window: int, block_size: int) -> int:
+    """Blocks of the second group with which one sequence runs, and the null block."""
+    return 1 + Capacity(1, block_size, window=window).sliding_blocks(1)
+
+
+@pytest.mark.full(but="every value")
+@pytest.mark.parametrize("mode", ["swap", "recompute", "mixed"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_preemptions_aborts_failures_and_chats_leave_every_token(mode: str, device: type[FakeRunner]) -> None:
+    policy = MixedPolicy(random.Random(1)) if mode == "mixed" else PreemptionPolicy(mode)
+    hits = swapped = 0
+    for seed in range(3):
+        driver = run_workload(
+            seed,
+            usable_blocks=40,
+            block_size=8,
+            host_blocks=80,
+            policy=policy,
+            device=device,
+            count=60,
+            window_blocks=14 + 5 * seed,
+            host_window_blocks=40,
+            layer_window=20,
+            **CHATS,
+        )
+        stats = driver.scheduler.stats()
+        assert stats.preemptions > 0
+        hits, swapped = hits + stats.cached_tokens, swapped + stats.swapped_out
+    assert hits > 0
+    assert (swapped > 0) == (mode != "recompute")
+
+
+@settings(max_examples=examples(100, quick=12), deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    usable_blocks=st.integers(6, 60),
+    block_size=st.sampled_from([1, 2, 4, 16]),
+    more=st.sampled_from([0, 1, 3, 10, 40]),
+    host_blocks=st.sampled_from([(0, 0), (6, 40), (40, 3), (300, 300)]),
+    reads_host=st.booleans(),
+    window=st.sampled_from([2, 3, 5, 9, 33]),
+    slots=st.sampled_from([0, 0, 10, 14, 40]),
+    mode=st.sampled_from(["swap", "recompute", "mixed"]),
+    device=st.sampled_from(DEVICES),
+)
+@example(4, 9, 4, 0, (300, 300), True, 5, 0, "swap", DelayedRunner)  # longer than the memory, and sliding beside it
+def test_any_memory_gives_the_tokens_of_no_paging(
+    seed, usable_blocks, block_size, more, host_blocks, reads_host, window, slots, mode, device
+):
+    policy = MixedPolicy(random.Random(seed)) if mode == "mixed" else PreemptionPolicy(mode)
+    windows = least_blocks(window, block_size) + more
+    memory = {"window_blocks": windows, "host_window_blocks": host_blocks[1], "layer_window": window}
+    memory |= {"reads_host": reads_host, "state_slots": slots, "host_state_slots": 20 if slots else 0}
+    sizes = {"usable_blocks": usable_blocks, "block_size": block_size, "host_blocks": host_blocks[0]}
+    run_workload(seed, policy=policy, device=device, **sizes, **memory, **CHATS)
+
+
+@settings(max_examples=examples(60, quick=8), deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    right=st.sampled_from([0.0, 0.5, 0.8, 1.0, None]),
+    most=st.integers(1, 6),
+    block_size=st.sampled_from([1, 4, 16]),
+    more=st.sampled_from([0, 2, 20]),
+    window=st.sampled_from([2, 9]),
+    slots=st.sampled_from([0, 14]),
+    device=st.sampled_from(DEVICES),
+)
+def test_no_token_tells_of_drafts(seed, right, most, block_size, more, window, slots, device):
+    """Drafts take free blocks of both groups, and give them back."""
+    speculation = speculate(AnswerBook({}, right, seed=5), most)
+    memory = {"usable_blocks": 400 // block_size, "block_size": block_size, "host_blocks": 60}
+    memory |= {"window_blocks": least_blocks(window, block_size) + more, "host_window_blocks": 40}
+    memory |= {"layer_window": window, "state_slots": slots}
+    policy = MixedPolicy(random.Random(seed))
+    run_workload(seed, policy=policy, device=device, speculation=speculation, **memory, **CHATS)

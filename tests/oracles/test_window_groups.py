@@ -1,0 +1,239 @@
+"""Models some of whose layers have a window: those keep a window in blocks of their own, and no bit tells of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_ranks import forked_ranks
+
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.assembly.models import load_model
+from octavo_worker.contract.capacity import Capacity
+from octavo_worker.contract.messages import AddRequest, BeamOptions
+from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.windows import WindowBlocks
+from octavo_worker.engine.drafts import ModelProposer, NgramProposer, RowTimes, Speculation, StepCosts
+from octavo_worker.memory.cost import PreemptionPolicy
+from octavo_worker.model.causal_model import CacheConfig
+from octavo_worker.runner.paged import PagedRunner
+
+from .conftest import Pair
+from .drive import Answers, Engine, assert_same, request
+from .gemmas import GEMMAS4
+from .test_preemption import MixedPolicy
+from .tiny import CONTEXT
+from .zoo import VOCAB
+
+GEMMA4 = next(iter(GEMMAS4))
+NAMES = ["gemma3", "gemma2", GEMMA4, "gpt_oss", "exaone4", "olmo3", "cohere2", "smollm3-sliding", "exaone_moe"]
+WINDOW, SIZE = 24, 16
+FREE = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(4096, 1.0)]), RowTimes([(1, 1e-9)]))
+"""Any draft pays."""
+
+
+def options_of(folder: Path, **more: Any) -> ModelOptions:
+    fixed = {"num_blocks": 257, "host_cache_bytes": 8 << 20, "max_running": 64, "threads": 1, "max_model_len": CONTEXT}
+    return ModelOptions(model=str(folder), device="cpu", dtype="float32", **fixed | more)
+
+
+@pytest.fixture(scope="module")
+def load(cpu_pair: Callable[[str], Pair]) -> Callable[..., PagedRunner]:
+    @cache
+    def loaded(name: str, **more: Any) -> PagedRunner:
+        runner = load_runner(options_of(cpu_pair(name).folder, **more))
+        assert isinstance(runner, PagedRunner)
+        assert runner.windows is not None
+        assert runner.windows.window == WINDOW
+        return runner
+
+    return loaded
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(length + seed)
+    return [rng.randrange(VOCAB) for _ in range(length)]
+
+
+def all_kinds() -> list[AddRequest]:
+    """Prompts shorter and longer than a window, some of which begin alike."""
+    kinds: list[dict[str, Any]] = [
+        {"logprobs": 2, "prompt_logprobs": 1},
+        {"temperature": 0.9, "logprobs": 0},
+        {"n": 4, "temperature": 1.0, "logprobs": 0},
+        {"n": 2, "beam": BeamOptions(3, 1.0, False), "stop_token_ids": list(range(0, VOCAB, 9))},
+        {"repetition_penalty": 1.3, "logprobs": 0},
+    ]
+    first = prompt(40)
+    made = []
+    for number, kind in enumerate(kinds * 2):
+        asked = first[: 8 * number] + prompt(9 + 7 * number, number) if number % 2 else prompt(5 + 11 * number, number)
+        made.append(request(str(number), asked, **{"seed": number, "max_tokens": 20} | kind))
+    return made
+
+
+def tight(runner: PagedRunner, *, beside: int = 4) -> WindowBlocks:
+    """The first blocks of a runner's windows, with room for so many sequences."""
+    assert runner.windows is not None
+    live = Capacity(1, SIZE, window=WINDOW).sliding_blocks(1)
+    return replace(runner.windows, num_blocks=1 + beside * live)
+
+
+@pytest.fixture(scope="module")
+def one_group(cpu_pair: Callable[[str], Pair]) -> Callable[[str], Answers]:
+    """Answers where all layers keep whole sequences in blocks of one group."""
+
+    @cache
+    def run(name: str) -> Answers:
+        model, _ = load_model(options_of(cpu_pair(name).folder))
+        answers = Engine(PagedRunner(model, CacheConfig(257, SIZE), CONTEXT)).run(all_kinds())
+        assert answers.stats.windows() == {}
+        assert answers.stats.preemptions == 0
+        assert len({token for tokens in answers.tokens.values() for token in tokens[0]}) > 20
+        return answers
+
+    return run
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_bit_tells_of_the_group(
+    name: str, load: Callable[..., PagedRunner], one_group: Callable[[str], Answers]
+) -> None:
+    assert_same(Engine(load(name)).run(all_kinds()), one_group(name))
+
+
+@pytest.mark.full(but=2)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_is_cut_anywhere(name: str, load: Callable[..., PagedRunner]) -> None:
+    """In chunks of every length from one token on, in the memory of a window and a chunk."""
+    asked = [request("a", prompt(75), max_tokens=3, prompt_logprobs=1, logprobs=1)]
+    whole = Engine(load(name)).run(asked)
+    for budget in range(1, 75):
+        cut = Engine(load(name), token_budget=budget, windows=tight(load(name), beside=3)).run(asked)
+        assert_same(cut, whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cached_prefix_of_any_length(name: str, load: Callable[..., PagedRunner]) -> None:
+    """Behind a prefix that another request left, an answer is that of an empty cache."""
+    words = prompt(90)
+    asked = [request(str(n), words[:n] + prompt(7), logprobs=1, max_tokens=9) for n in (17, 33, 64, 81, 90)]
+    alone = [Engine(load(name)).run([one]) for one in asked]
+    engine, few = Engine(load(name)), Engine(load(name), windows=tight(load(name), beside=2))
+    missed = 0
+    for each in (engine, few):
+        each.run([request("first", words, max_tokens=8)])
+        for one, expected in zip(asked, alone, strict=True):
+            again = each.run([one])
+            assert each is few or again.cached[one.id] == int(one.id) // SIZE * SIZE
+            assert again.logprobs == expected.logprobs
+            missed = again.stats.windowless_tokens
+        assert (missed > 0) == (each is few), "a window that is gone cuts a hit short"
+
+
+@pytest.mark.full(but="every value")
+@pytest.mark.parametrize("mode", ["recompute", "swap", "mixed"])
+@pytest.mark.parametrize("short", ["blocks", "windows"])
+@pytest.mark.parametrize("name", NAMES)
+def test_preemption_changes_no_bit(
+    name: str, short: str, mode: str, load: Callable[..., PagedRunner], one_group: Callable[[str], Answers]
+) -> None:
+    """Where either group has few blocks."""
+    runner = load(name)
+    memory: dict[str, Any] = {"num_blocks": 26} if short == "blocks" else {"windows": tight(runner)}
+    hosts = 0 if mode == "recompute" else 100
+    policy = MixedPolicy() if mode == "mixed" else PreemptionPolicy(mode)
+    pressed = Engine(runner, num_host_blocks=hosts, policy=policy, reads_host=False, **memory).run(all_kinds())
+    assert pressed.stats.preemptions > 0
+    assert (pressed.stats.swapped_out > 0) == (mode != "recompute")
+    assert_same(pressed, one_group(name))
+
+
+@pytest.mark.full(but=2)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sequence_of_which_most_lies_on_the_host(name: str, load: Callable[..., PagedRunner]) -> None:
+    asked = [request("a", prompt(150), max_tokens=30, temperature=0.7, logprobs=1)]
+    whole = Engine(load(name)).run(asked)
+    cold = Engine(load(name), num_blocks=7, num_host_blocks=100, token_budget=20).run(asked)
+    assert cold.cold_steps > 20
+    assert_same(cold, whole)
+
+
+@pytest.mark.full(but=3)
+@pytest.mark.parametrize("name", NAMES)
+def test_drafts_change_no_bit(name: str, load: Callable[..., PagedRunner], one_group: Callable[[str], Answers]) -> None:
+    speculation = Speculation(NgramProposer(least=1), FREE, 4)
+    drafted = Engine(load(name), speculation=speculation, windows=tight(load(name), beside=30)).run(all_kinds())
+    assert drafted.stats.drafted_tokens > 30
+    assert_same(drafted, one_group(name))
+
+
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_draft_that_is_the_target_is_always_right(
+    name: str, load: Callable[..., PagedRunner], cpu_pair: Callable[[str], Pair]
+) -> None:
+    """The draft model keeps whole sequences in the blocks of the first group."""
+    asked = [one for one in all_kinds() if one.sampling.beam is None]
+    runner = load(name, speculate=f"draft:{cpu_pair(name).folder}")
+    answers = Engine(runner).run(asked)
+    few = {"num_blocks": 16, "num_host_blocks": 200, "reads_host": False, "policy": PreemptionPolicy("swap")}
+    for memory in ({}, few):
+        drafted = Engine(runner, speculation=Speculation(ModelProposer(), FREE, 3), **memory).run(asked)
+        assert_same(drafted, answers)
+        assert drafted.stats.accepted_tokens == drafted.stats.drafted_tokens > 30
+
+
+@pytest.fixture(scope="module")
+def ranked(cpu_pair: Callable[[str], Pair]) -> Iterator[Callable[[str], PagedRunner]]:
+    started = []
+
+    def load_ranks(name: str) -> PagedRunner:
+        options = options_of(cpu_pair(name).folder, tensor_parallel=2)
+        started.append(ranks := forked_ranks(options))
+        runner = load_runner(options, ranks)
+        assert isinstance(runner, PagedRunner)
+        return runner
+
+    yield load_ranks
+    for ranks in started:
+        ranks.close()
+
+
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "olmo3"])
+def test_two_ranks_have_equal_groups(name: str, ranked: Callable[[str], PagedRunner]) -> None:
+    runner = ranked(name)
+    assert runner.windows is not None
+    whole = Engine(runner).run(all_kinds())
+    policy = PreemptionPolicy("swap")
+    pressed = Engine(runner, num_blocks=26, windows=tight(runner, beside=8), reads_host=False, policy=policy)
+    pressed = pressed.run(all_kinds())  # type: ignore[assignment]
+    assert_same(pressed, whole)  # type: ignore[arg-type]
+
+
+def test_a_long_answer_keeps_a_window(load: Callable[..., PagedRunner]) -> None:
+    runner = load("gemma3")
+    engine = Engine(runner, token_budget=40)
+    engine.run([request("a", prompt(200), max_tokens=60)])
+    group = engine.scheduler.kv.windows
+    assert group is not None
+    assert group.bound == -(-(WINDOW + 40 - 2) // SIZE) + 1 == 5
+    few = Engine(runner, token_budget=40, windows=tight(runner, beside=1))
+    alone = few.run([request("a", prompt(200), max_tokens=60)])
+    assert alone.stats.total_windows == 3
+    assert alone.stats.preemptions == 0
+
+
+def test_host_blocks_of_both_groups_share_the_memory(load: Callable[..., PagedRunner]) -> None:
+    runner = load("gemma3")
+    assert runner.windows is not None
+    assert runner.window_layout is not None
+    taken = runner.num_host_blocks * runner.layout.block_bytes
+    taken += runner.windows.num_host_blocks * runner.window_layout.block_bytes
+    assert (8 << 20) - taken < 2 * (runner.layout.block_bytes + runner.window_layout.block_bytes)
