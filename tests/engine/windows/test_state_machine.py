@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import ClassVar
 
+import pytest
 from fake_runner import DelayedRunner, FakeRunner
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,17 +16,18 @@ from tiers import examples
 
 
 class Engine(MemoryMachine):
-    """An engine whose model has two groups of blocks; half of them keep states, too."""
+    """An engine whose model has two groups of blocks, of `slots` for states or without, and of `budgets`."""
 
     done: ClassVar[Counter[str]] = Counter()
+    slots: ClassVar[tuple[int, ...]] = (0,)
+    budgets: ClassVar[tuple[int, ...]] = (3, 7, 64)
 
     @initialize(
         blocks=st.integers(12, 40),
         window=st.sampled_from([2, 4, 5, 13]),
         windows=st.integers(6, 24),
         hosts=st.sampled_from([(0, 0), (40, 40), (40, 6), (10, 40)]),
-        slots=st.sampled_from([0, 0, 7, 12]),
-        budget=st.sampled_from([3, 7, 64]),
+        which=st.integers(0, 11),
         device=st.sampled_from([FakeRunner, DelayedRunner]),
         drafts=st.sampled_from([0, 0, 3]),
     )
@@ -35,23 +37,36 @@ class Engine(MemoryMachine):
         window: int,
         windows: int,
         hosts: tuple[int, int],
-        slots: int,
-        budget: int,
+        which: int,
         device: type[FakeRunner],
         drafts: int,
     ) -> None:
+        slots, budget = self.slots[which % len(self.slots)], self.budgets[which % len(self.budgets)]
         memory = {"num_host_blocks": hosts[0], "state_slots": slots, "host_state_slots": 20 if slots else 0}
         memory |= {"window_blocks": windows, "layer_window": window, "host_window_blocks": hosts[1]}
         interval = {"state_interval": 3 * SIZE} if slots else {}
         self.begin(blocks, device, memory, drafts=drafts, token_budget=budget, **interval)
 
 
-def test_any_order_keeps_accounts_of_both_groups(capsys) -> None:
+@pytest.mark.parametrize("budget", [3, 7, 64])
+@pytest.mark.parametrize("slots", [(0,), (7, 12)], ids=["keys", "states"])
+def test_any_order_keeps_accounts_of_both_groups(slots: tuple[int, ...], budget: int, capsys) -> None:
+    """100,000 steps of a machine in the full tier."""
     Engine.done.clear()
-    count = examples(1000, quick=25)
+    Engine.slots, Engine.budgets = slots, (budget,)
+    count = examples(170, quick=5)
     run_state_machine_as_test(Engine, settings=settings(max_examples=count, stateful_step_count=100, deadline=None))
     with capsys.disabled():
         print(f"\nstate machine of two groups: {dict(Engine.done.most_common())}")
-    kinds = "turns", "failures", "hits", "windowless", "swaps", "recomputed", "drafts", "kept"
-    assert count < 1000 or {kind: Engine.done[kind] for kind in kinds if Engine.done[kind] < 50} == {}
-    assert Engine.done["hits"] > 0
+    kinds = [
+        "turns",
+        "failures",
+        "hits",
+        "windowless",
+        "swaps",
+        "recomputed",
+        "drafts",
+        *(["kept"] if slots[0] else []),
+    ]
+    assert count < 170 or {kind: Engine.done[kind] for kind in kinds if Engine.done[kind] < 8} == {}
+    assert Engine.done["steps"] > 0

@@ -197,17 +197,18 @@ class BatchManager:
         width += sum(sequence.width for sequence in gang)
         if width > self._max_running:
             return None
-        spare = Room(available.blocks, windows=available.windows)
+        growing, kept = 0, Room()
         if len(self.running):
-            growing = sum(sequence.width - 1 for sequence in gang)
+            kept, growing = self._watermark, sum(sequence.width - 1 for sequence in gang)
             growing += width if any(sequence.peak for sequence in gang) else 0
-            of_windows = growing if self.kv.windows is not None else 0
-            spare = spare.minus(self._watermark).minus(Room(growing, windows=of_windows))
-        if spare.blocks <= 0 or (self.kv.windows is not None and spare.windows <= 0):
+        blocks = available.blocks - kept.blocks - growing
+        windows = 0 if self.kv.windows is None else available.windows - kept.windows - growing
+        if blocks <= 0 or (self.kv.windows is not None and windows <= 0):
             return None
         is_private = _wants_scores(gang[0].request) or not shares
         allocation = self.kv.place(gang, private=gang[0] if is_private else None)
-        fits = spare.covers(allocation.needed) and self._can_grow(gang, spare.blocks - allocation.needed.blocks)
+        needed = allocation.needed
+        fits = Room(blocks, 0, windows).covers(needed) and self._can_grow(gang, blocks - needed.blocks)
         states = self.kv.states
         if states is not None and not states.fits(gang, allocation.needed_slots, available.slots, self.running):
             return None

@@ -202,8 +202,8 @@ class Planner:
         needed = kv.growth(members)
         if needed.blocks or needed.windows:
             kv.offload(members, needed.blocks, step)
-        while any(needed) and (self._sitting_out or not kv.room().covers(needed)):
-            if self._sitting_out or kv.room(soon=True).covers(needed):
+        while any(needed) and (self._sitting_out or kv.lacks(needed)):
+            if self._sitting_out or not kv.lacks(needed, soon=True):
                 self._sitting_out = True
                 return False
             self._preempt_last(step)

@@ -42,9 +42,9 @@ class StepInFlight:
     `number` grows by one a step. `sequences` are those of `steps`, in their order. `drafts` counts those of all of
     them. Of a decode with drafts and a grammar the first `masked_rows` have masks; the other samples are void.
     `moves` say of each sequence what happens to its state, if the model keeps any. `blocks` and `windows` are moves of
-    the first and second group of blocks. The `evicted` sequences lost their memory when it was planned. They come back
-    in a later step: what this one copies to the host it does not copy back, and a token or scores of their prompt that
-    the step before it still computes are known then.
+    the first and second group of blocks; None: there is one. The `evicted` sequences lost their memory when it was
+    planned. They come back in a later step: what this one copies to the host it does not copy back, and a token or
+    scores of their prompt that the step before it still computes are known then.
 
     `plan` is the value that the runner gets, `launched` the runner's handle of it.
     """
@@ -55,7 +55,7 @@ class StepInFlight:
     num_decodes: int = 0
     drafts: int = 0
     blocks: GroupMoves = field(default_factory=GroupMoves)
-    windows: GroupMoves = field(default_factory=GroupMoves)
+    windows: GroupMoves | None = None
     state_out: list[tuple[int, int]] = field(default_factory=list)
     state_in: list[tuple[int, int]] = field(default_factory=list)
     moves: dict[Sequence, Move] = field(default_factory=dict)
@@ -68,7 +68,9 @@ class StepInFlight:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.steps or self.state_in) and self.blocks.are_none and self.windows.are_none
+        if self.steps or self.state_in or not self.blocks.are_none:
+            return False
+        return self.windows is None or self.windows.are_none
 
     @property
     def has_prompts(self) -> bool:
@@ -99,6 +101,6 @@ class StepInFlight:
             tuple(prefix_lens),
             tuple(self.state_out),
             tuple(self.state_in),
-            self.windows.seal(),
+            NO_MOVES if self.windows is None else self.windows.seal(),
         )
         return self.plan

@@ -69,7 +69,7 @@ class Allocation:
     def needed(self) -> Room:
         """Available blocks that `take` uses up, and those that oversized members take next."""
         ahead = max(0, self._capacity.share - self._blocks.new) if self._oversized else 0
-        return Room(ahead + self._blocks.needed, windows=sum(supply.needed for supply in self.supplies[1:]))
+        return Room(ahead + self._blocks.needed, 0, self.supplies[1].needed if len(self.supplies) > 1 else 0)
 
     @property
     def needed_slots(self) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class Allocation:
 
     def _prefix(self, member: Sequence, digests: list[bytes]) -> array[int]:
         """The longest prefix of which everything is there that is seen from its end."""
-        if not self._capacity.slides:
+        if not self._blocks.group.slides:
             shared, rest = self._run(member, digests)
             self._blocks.note_idle(rest)
             return shared + rest
@@ -148,7 +148,7 @@ class Allocation:
     def _keys(self, supply: Supply, member: Sequence, digests: list[bytes]) -> Keys:
         """What a group has of the blocks with these digests."""
         has_tail = no_tail if self._states is None else partial(_has_tail, supply, self._states, member)
-        if supply.capacity.slides:
+        if supply.group.slides:
             return Keys(len(digests), lambda block: supply.there(digests[block]), supply.capacity, has_tail)
         shared, rest = self._run(member, digests)
         found = shared + rest
@@ -180,7 +180,7 @@ class Allocation:
         if len(entries) > full:  # its last block is partly filled
             if full < len(shareable):
                 supply.computing.setdefault(shareable[full], entries[full])
-        elif not self._capacity.slides and member.request.prompt_scorer is not member and not goes_behind_all:
+        elif not self._blocks.group.slides and member.request.prompt_scorer is not member and not goes_behind_all:
             shared, rest = self._run(member, shareable[full:], full)
             supply.note_idle(rest)
             entries += shared + rest
@@ -190,7 +190,7 @@ class Allocation:
     def _end(self, supply: Supply, entries: array[int], length: int, size: int) -> int:
         """How many entries a table gets whose first ones are `entries`."""
         end, bound = -(-length // size), supply.group.bound
-        if not supply.capacity.slides:
+        if not supply.group.slides:
             if not self._oversized:
                 return end
             bound = self._bound

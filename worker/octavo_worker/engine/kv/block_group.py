@@ -38,17 +38,13 @@ class BlockGroup:
         host."""
         self.capacity = capacity
         self.table_of, self.moves_of = table_of, moves_of
-        self.bound = capacity.bound(chunk)
+        self.bound, self.slides = capacity.bound(chunk), capacity.slides
         self.pool = BlockPool(num_blocks)
         self.pins = PinnedPrefixes(self.pool)
         self.host: HostMemory | None = None
         if num_host_blocks:
             self.host = HostMemory(num_host_blocks, first_host_block, self.pool, table_of, moves_of, give_up)
         self._size = capacity.block_size
-
-    @property
-    def slides(self) -> bool:
-        return self.capacity.slides
 
     def new_table(self) -> BlockTable:
         return BlockTable(self.pool, self._size)
@@ -87,9 +83,10 @@ class BlockGroup:
 
     def publish(self, sequence: Sequence, full: int, step: StepInFlight) -> None:
         """Offer what a sequence has of its first `full` blocks, and has not offered yet, to the prefix cache."""
-        table = self.table_of(sequence)
-        for slot in range(max(sequence.published, table.start), full):
-            self.offer(table.blocks[slot], sequence.digests[slot + 1], step)
+        table, digests = self.table_of(sequence), sequence.digests
+        first = table.start if table.start > sequence.published else sequence.published
+        for slot in range(first, full):
+            self.offer(table.blocks[slot], digests[slot + 1], step)
 
     def offer(self, block: int, digest: bytes, step: StepInFlight) -> None:
         """Let a block be found that `step` fills."""
@@ -103,9 +100,11 @@ class BlockGroup:
         blocks = self.table_of(sequence).blocks
         return slot == len(blocks) or self.pool.refs[blocks[slot]] > 1
 
-    def growth(self, members: Iterable[Sequence]) -> int:
+    def growth(self, members: list[Sequence]) -> int:
         """Blocks that decoding members of one request take for their next token: new ones, and copies of shared
         ones."""
+        if len(members) == 1:
+            return int(self.grows(members[0], members[0].computed // self._size))
         count, tails = 0, Counter[int]()
         for member in members:
             blocks, slot = self.table_of(member).blocks, member.computed // self._size
@@ -125,8 +124,7 @@ class BlockGroup:
 
     def slide(self, sequence: Sequence) -> None:
         """Give back what is behind the window of the next token."""
-        if self.slides:
-            self.table_of(sequence).give_up(self.capacity.unseen(sequence.computed))
+        self.table_of(sequence).give_up(self.capacity.unseen(sequence.computed))
 
     def extend(self, sequence: Sequence, end: int) -> int:
         """Make room for the tokens up to `end` of a prompt that slides. Returns the end of those for which there is

@@ -15,7 +15,7 @@ from octavo_worker.engine.kv.room import Room
 from octavo_worker.engine.kv.victims import victim_of
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.states.states import States, StateSizes
-from octavo_worker.engine.step_in_flight import StepInFlight
+from octavo_worker.engine.step_in_flight import GroupMoves, StepInFlight
 from octavo_worker.memory.block_pool import OutOfBlocks
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
@@ -58,6 +58,7 @@ class KVCacheManager:
         )
         self.windows = None if windows is None else self._window_group(windows, chunk)
         self.groups = [self.blocks] if self.windows is None else [self.blocks, self.windows]
+        self._sliding = [group for group in self.groups if group.slides]
         self.pool, self.pins, self.host = self.blocks.pool, self.blocks.pins, self.blocks.host
         self.cache = PrefixCache(self.pool, capacity.block_size)
         self.states = None if states is None else States(states, self.groups, self.cache)
@@ -66,7 +67,7 @@ class KVCacheManager:
         self._policy = policy
         self._block_size = capacity.block_size
         self._latest: Sequence | None = None  # the sequence that came in last
-        self.step = StepInFlight(0)
+        self.step = StepInFlight(0, windows=GroupMoves())
 
     def _window_group(self, windows: WindowBlocks, chunk: int) -> BlockGroup:
         capacity = Capacity(windows.num_blocks - 1, self.capacity.block_size, window=windows.window)
@@ -100,7 +101,7 @@ class KVCacheManager:
     # Steps
 
     def begin_step(self) -> StepInFlight:
-        self.step = StepInFlight(self.step.number + 1)
+        self.step = StepInFlight(self.step.number + 1, windows=None if self.windows is None else GroupMoves())
         return self.step
 
     def settle(self, step: StepInFlight) -> None:
@@ -135,8 +136,9 @@ class KVCacheManager:
             return
         full = min(sequence.computed, sequence.length) // self._block_size
         self._extend_digests(sequence, full)
-        for group in self.groups:
-            group.publish(sequence, full, self.step)
+        self.blocks.publish(sequence, full, self.step)
+        if self.windows is not None:
+            self.windows.publish(sequence, full, self.step)
         sequence.published = full
 
     def growth(self, members: list[Sequence]) -> Room:
@@ -147,11 +149,17 @@ class KVCacheManager:
     def room(self, *, soon: bool = False) -> Room:
         """What is available; `soon`: when the steps in flight have landed."""
         states, windows, slots = self.states, self.windows, 0
+        if states is None and windows is None:
+            return Room(self.pool.available + (self.pool.quarantined if soon else 0))
         ending = 0 if states is None or not soon else states.snapshots.pending_blocks  # in each group
         if states is not None:
             slots = states.pool.available + (states.freeing if soon else 0)
         available = [group.pool.available + (group.pool.quarantined if soon else 0) + ending for group in self.groups]
         return Room(available[0], slots, 0 if windows is None else available[1])
+
+    def lacks(self, needed: Room, *, soon: bool = False) -> bool:
+        """True if so much is not available; `soon`: not when the steps in flight have landed either."""
+        return not self.room(soon=soon).covers(needed)
 
     @property
     def waits_for_steps(self) -> bool:
@@ -162,8 +170,9 @@ class KVCacheManager:
         """Give a sequence blocks of its own at `position`, and a slot for its state. May raise `OutOfBlocks`."""
         if self.states is not None and not self.states.make_writable(sequence):
             raise OutOfBlocks("no slot for a state is available")
-        for group in self.groups:
-            group.make_writable(sequence, position, step)
+        self.blocks.make_writable(sequence, position, step)
+        if self.windows is not None:
+            self.windows.make_writable(sequence, position, step)
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
         """A running sibling that shares all computed tokens, on the host, too."""
@@ -200,7 +209,7 @@ class KVCacheManager:
     def offload(self, members: list[Sequence], growth: int, step: StepInFlight) -> None:
         """Let go of what members of one request need not have on the device, before they take `growth` more blocks of
         the first group."""
-        for group in self.groups:
+        for group in self._sliding:
             for member in members:
                 group.slide(member)
         request = members[0].request
@@ -215,9 +224,8 @@ class KVCacheManager:
         those for which there is room now."""
         if sequence.request.oversized:
             end = self._extend_oversized(sequence, end, step)
-        for group in self.groups:
-            if group.slides:
-                end = group.extend(sequence, end)
+        for group in self._sliding:
+            end = group.extend(sequence, end)
         return end
 
     def _extend_oversized(self, sequence: Sequence, end: int, step: StepInFlight) -> int:
@@ -324,8 +332,9 @@ class KVCacheManager:
         """Groups still in prefill are recomputed if oversized or sliding: their earlier blocks may be gone."""
         request = members[0].request
         alone = len(set(request.sequences.values())) == 1
-        slides = any(group.slides for group in self.groups)
-        return (request.oversized or slides) and not alone and not all(member.decodes for member in members)
+        return (
+            (request.oversized or bool(self._sliding)) and not alone and not all(member.decodes for member in members)
+        )
 
     def _forgo(self, members: list[Sequence]) -> None:
         """Count as computed only what is: in a group in prefill, some members wait for blocks that a sibling fills.

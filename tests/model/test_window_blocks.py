@@ -1,0 +1,72 @@
+"""How many blocks layers with a window have, and which models have such a group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from octavo_worker.assembly.window_blocks import WindowGroup
+from octavo_worker.contract.cache import CacheSpec, KvLayout, group_window, in_group
+from octavo_worker.contract.options import ModelOptions
+
+FULL = CacheSpec(2, 16, 16, "float32")
+WINDOWED = replace(FULL, window=24)
+SIZES = 1000, 400
+"""Bytes of a block of each group."""
+
+
+def group(specs: list[CacheSpec | None], *, reads_windows: bool = True, longest: int = 1000, **options: Any) -> Any:
+    model: Any = SimpleNamespace(cache=tuple(specs), reads_windows=reads_windows)
+    return WindowGroup.of(ModelOptions(model="any", **{"max_running": 10, **options}), model, longest, 40, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("specs", "window"),
+    [
+        ([FULL, FULL], 0),
+        ([WINDOWED, WINDOWED], 0),
+        ([WINDOWED, None], 0),
+        ([FULL, WINDOWED, None], 24),
+        ([replace(FULL, window=7), FULL, WINDOWED], 24),
+        ([FULL, replace(FULL, window=1)], 0),
+        ([], 0),
+    ],
+)
+def test_layers_with_a_window_are_a_group_beside_layers_that_see_all(
+    specs: list[CacheSpec | None], window: int
+) -> None:
+    assert group_window(specs) == window
+
+
+def test_each_layer_is_in_one_group() -> None:
+    specs = [FULL, WINDOWED, None, replace(WINDOWED, shares=1)]
+    assert in_group(specs, windowed=False) == (FULL, None, None, None)
+    assert in_group(specs, windowed=True) == (None, WINDOWED, None, specs[3])
+    layout = KvLayout.of(in_group(specs, windowed=True), 16)
+    assert layout.pieces[1] is layout.pieces[3]
+    assert layout.block_bytes == 16 * WINDOWED.token_bytes
+
+
+def test_only_what_falls_out_of_a_window_is_worth_a_group() -> None:
+    assert group([FULL, WINDOWED]) == WindowGroup(*SIZES, least=1 + 3, wanted=1 + 10 * 3 + 5)
+    assert group([FULL, WINDOWED], longest=48) is None
+    assert group([FULL, WINDOWED], longest=49) is not None
+    assert group([FULL, WINDOWED], reads_windows=False) is None
+    assert group([FULL]) is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "asked", "blocks"), [(0, None, 4), (8_000, None, 10), (1 << 20, None, 36), (0, 20, 20), (0, 400, 36)]
+)
+def test_windows_take_half_of_the_memory_and_no_more_than_they_need(
+    budget: int, asked: int | None, blocks: int
+) -> None:
+    assert group([FULL, WINDOWED]).blocks(budget, asked) == blocks
+
+
+@pytest.mark.parametrize(("budget", "blocks"), [(0, (0, 0)), (1_000, (0, 0)), (8_000, (4, 10)), (100_000, (85, 36))])
+def test_the_host_has_blocks_of_both_or_of_none(budget: int, blocks: tuple[int, int]) -> None:
+    assert group([FULL, WINDOWED]).on_host(budget) == blocks
