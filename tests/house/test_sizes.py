@@ -51,7 +51,7 @@ BUDGETS = {
     "octavo_worker.agent": 5270,
     "octavo_worker.engine": 6900,
     "octavo_worker.memory": 1000,
-    "octavo_worker.runner": 3500,
+    "octavo_worker.runner": 3520,
     "octavo_worker.model": 9700,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1600,
