@@ -51,7 +51,7 @@ BUDGETS = {
     "octavo_worker.agent": 5270,
     "octavo_worker.engine": 6900,
     "octavo_worker.memory": 1000,
-    "octavo_worker.runner": 3520,
+    "octavo_worker.runner": 3560,
     "octavo_worker.model": 9700,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1600,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 72_200
+MOST_LINES_IN_ALL = 72_300
 
 
 def lines_of(room: str) -> int:

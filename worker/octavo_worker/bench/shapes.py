@@ -60,6 +60,7 @@ _QWEN3_5 = _QWEN3 | {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "linear_num_key_heads": 16,
+    "mamba_ssm_dtype": "float32",
 }
 _GLM_FLASH = {k: v for k, v in _LLAMA.items() if k != "mlp_bias"} | {
     "architectures": ["Glm4MoeLiteForCausalLM"],

@@ -365,6 +365,8 @@ class ModelRunner(Protocol):
     (`octavo_kernels.features`); requests that need others are refused. `speeds` and `step_seconds` are None if they
     were not measured, `shared_reading` if a shared prefix is read for each sequence. `asynchronous`: `launch` returns
     before the step is computed; only then does the engine run one step ahead, and only then do steps have `follows`.
+    `abreast`: prompts that share a step's budget, if there are as many. More than one where a step takes as long as its
+    longest prompt.
     """
 
     num_blocks: int
@@ -387,6 +389,7 @@ class ModelRunner(Protocol):
     step_seconds: StepSeconds | None
     shared_reading: SharedReading | None
     asynchronous: bool
+    abreast: int
 
     def launch(self, plan: StepPlan) -> Launched:
         """Starts a step. Its errors surface in `Launched.result`, a `StepError` always."""

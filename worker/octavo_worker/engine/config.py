@@ -26,7 +26,7 @@ class SchedulerConfig:
     common; with `speculation`, decodes may have drafts. Requests that ask for more than the `features` of the runner
     are refused. `clock` gives seconds since the epoch, as deadlines are given;
     `timer` seconds that never go back. The ids of host blocks begin at `first_host_block` (None: right after those of
-    the device). `states` are the slots of a model that keeps states.
+    the device). `states` are the slots of a model that keeps states. Up to `abreast` prompts share a step.
     """
 
     num_blocks: int
@@ -42,6 +42,7 @@ class SchedulerConfig:
     window: int = 0
     reads_host: bool = False
     features: frozenset[str] = FEATURES
+    abreast: int = 1
     policy: PreemptionPolicy = field(default_factory=PreemptionPolicy)
     scheduling: SchedulingPolicy = field(default_factory=PriorityPolicy)
     shared_reading: SharedReading | None = None

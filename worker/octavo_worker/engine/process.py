@@ -114,6 +114,7 @@ def scheduler_for(
             reads_host=runner.reads_host,
             states=state_sizes(runner, options),
             features=runner.features,
+            abreast=runner.abreast,
             policy=preemption_policy(options, runner),
             scheduling=POLICIES[options.scheduling](),
             shared_reading=runner.shared_reading,

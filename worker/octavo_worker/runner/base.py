@@ -44,6 +44,7 @@ class BaseRunner:
     speeds: Speeds | None = None
     step_seconds: StepSeconds | None = None
     most_samples: int | None = None  # in one step; None: as many as it has rows
+    abreast = 1
 
     def __init__(self, model: CausalModel, cache: CacheConfig, max_model_len: int, token_budget: int) -> None:
         self.model = model

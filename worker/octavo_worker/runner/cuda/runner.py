@@ -34,6 +34,9 @@ from octavo_worker.runner.parallel.leader import Leader
 
 log = logging.getLogger(__name__)
 
+ABREAST = 4
+"""Prompts side by side where a recurrence computes one token of each after the other: on an H200 a layer of the delta
+rule takes 2.6 ms for four of 4,096 tokens, and 3.8 for one of 8,192."""
 SHARED_BYTES = 1 << 20
 """Bytes of one layer's shared prefix up to which the chip's cache hides the second read."""
 
@@ -69,6 +72,7 @@ class CudaRunner(BaseRunner):
     ) -> None:
         super().__init__(model, cache, max_model_len, token_budget)
         self.max_running, self._drafts, self._leader = max_running, drafts, leader
+        self.abreast = ABREAST if any(spec is not None and spec.matrix for spec in model.states) else 1
         device, blocks = model.device, -(-max_model_len // cache.block_size)
         self.most_samples = samples = most_samples or max_running
         tokens = token_budget + samples  # the most in a step: of prompts, and of decodes
@@ -134,6 +138,7 @@ class CudaRunner(BaseRunner):
                     step.drafts = [s.drafts for s in drafted.sequences]
                 return step
             except StepError as error:
+                self._before = None  # its slot comes round before the next step is read
                 return Done(error)
 
     def follow(self, packed: PackedStep) -> LaunchedStep:
