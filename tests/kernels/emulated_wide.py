@@ -50,9 +50,10 @@ class EmulatedWide:
     """`set_up`'s seed decides in which order threads and copies take their turns."""
 
     def __init__(self, folder: Path) -> None:
-        self._library = build(
-            folder, "attention", "wide_entry.cpp", "-DOCTAVO_BULK_COPY=1", "-DOCTAVO_WGMMA=1", sources="wide*.cu"
-        )
+        # One place in the source is one in the code.
+        host = "-fno-omit-frame-pointer,-fno-thread-jumps,-fno-tree-dominator-opts,-fno-crossjumping"
+        flags = ("-DOCTAVO_BULK_COPY=1", "-DEMULATED_PATHS=1", f"-Xcompiler={host}")
+        self._library = build(folder, "attention", "wide_entry.cpp", *flags, sources="wide*.cu")
 
     def set_up(self, multiprocessors: int, seed: int) -> None:
         self.blocks = multiprocessors

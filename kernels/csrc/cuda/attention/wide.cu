@@ -364,29 +364,42 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// One row of a tile whose keys went to several blocks, in the blocks' order.
+__device__ inline float warp_max(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
+// One row of a tile whose keys went to several blocks, in the blocks' order. A lane looks at every 32nd part's sums, so that only
+// the outputs themselves are waited for.
 template <class T>
-__global__ void __launch_bounds__(kWideValues / 4) fold_kernel(const __grid_constant__ WideArgs a) {
+__global__ void __launch_bounds__(kWideValues / 4, 8) fold_kernel(const __grid_constant__ WideArgs a) {
   wait_for_previous_kernel();
   launch_next_kernel();
   const WideFold fold = a.folds[blockIdx.x];
   if (fold.parts == 0) return;
   const int group = a.heads / a.kv_heads, head = fold.tile % a.kv_heads, first_row = fold.tile / a.kv_heads * kWideRows;
   const WideSequence q(a.context_lens, a.query_start, fold.sequence);
-  const int column = threadIdx.x * 4, rows = min(kWideRows, q.queries * group - first_row);
+  const int column = threadIdx.x * 4, lane = threadIdx.x % 32, rows = min(kWideRows, q.queries * group - first_row);
   for (int row = blockIdx.y; row < rows; row += gridDim.y) {
     const auto place = [&](int part) { return int64_t(part == 0 ? 2 * fold.first + 1 : 2 * (fold.first + part)) * kWideRows + row; };
     float top = kNoScore, sum = 0.0f, o[4] = {};
-    for (int part = 0; part < fold.parts; ++part) top = fmaxf(top, a.sums[place(part) * 2]);
-#pragma unroll 4
-    for (int part = 0; part < fold.parts; ++part) {
-      const float2 own = *reinterpret_cast<const float2*>(a.sums + place(part) * 2);
-      const float4 x = *reinterpret_cast<const float4*>(a.partial + place(part) * kWideValues + column);
-      const float factor = fast_exp2(own.x - top);
-      sum = __fmaf_rn(own.y, factor, sum);
-      o[0] = __fmaf_rn(x.x, factor, o[0]), o[1] = __fmaf_rn(x.y, factor, o[1]);
-      o[2] = __fmaf_rn(x.z, factor, o[2]), o[3] = __fmaf_rn(x.w, factor, o[3]);
+    for (int part = lane; part < fold.parts; part += 32) top = fmaxf(top, a.sums[place(part) * 2]);
+    top = warp_max(top);
+    for (int first = 0; first < fold.parts; first += 32) {
+      const int mine = min(first + lane, fold.parts - 1), end = min(32, fold.parts - first);
+      const float2 own = *reinterpret_cast<const float2*>(a.sums + place(mine) * 2);
+      const float weight = fast_exp2(own.x - top);
+      sum = __fmaf_rn(lane < end ? own.y : 0.0f, weight, sum);
+#pragma unroll 8
+      for (int i = 0; i < end; ++i) {
+        const float4 x = *reinterpret_cast<const float4*>(a.partial + place(first + i) * kWideValues + column);
+        const float factor = __shfl_sync(~0u, weight, i);
+        o[0] = __fmaf_rn(x.x, factor, o[0]), o[1] = __fmaf_rn(x.y, factor, o[1]);
+        o[2] = __fmaf_rn(x.z, factor, o[2]), o[3] = __fmaf_rn(x.w, factor, o[3]);
+      }
     }
+    sum = warp_sum(sum);
     const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
     const int packed = first_row + row;
     T* out = static_cast<T*>(a.out) + (q.row + packed / group) * a.out_stride + (head * group + packed % group) * kWideValues;

@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kThreads = 512;
 // What a tile of rows costs beside its keys, and the least of a stretch, in tiles of keys.
-constexpr int kTileCost = 2, kLeast = 4;
+constexpr int kTileCost = 1, kLeast = 2;
 
 // Exclusive prefix sum over the threads; `total` gets the sum.
 __device__ int scan(int x, int& total) {
