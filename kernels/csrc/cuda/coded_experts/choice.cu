@@ -23,41 +23,41 @@ cudaError_t with_kind(Codes kind, F&& f) {
 cudaError_t coded_experts_up_few(const CodedExpertsUpArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (a.rows > kFewCodedRows || !is_gate(a.activation) || !takes_codes(device, a.coded, a.matrix, true, a.chosen, a.x, a.x_stride))
+  if (a.rows > kFewCodedRows || !is_gate(a.activation) || !takes_codes(device, a.coded.matrix, a.matrix, true, a.chosen, a.x, a.x_stride))
     return cudaErrorInvalidValue;
-  return with_kind(a.coded.kind, [&](auto kernels) {
-    return kernels.up_few(a, sizes_of(a.coded).grouping.of_brick, device, stream);
+  return with_kind(a.coded.matrix.kind, [&](auto kernels) {
+    return kernels.up_few(a, sizes_of(a.coded.matrix).grouping.of_brick, device, stream);
   });
 }
 
 cudaError_t coded_experts_down_few(const CodedExpertsDownArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (a.rows > kFewCodedRows || !takes_codes(device, a.coded, a.matrix, false, a.chosen, a.x, a.x_stride))
+  if (a.rows > kFewCodedRows || !takes_codes(device, a.coded.matrix, a.matrix, false, a.chosen, a.x, a.x_stride))
     return cudaErrorInvalidValue;
-  return with_kind(a.coded.kind, [&](auto kernels) {
-    return kernels.down_few(a, sizes_of(a.coded).grouping.of_brick, device, stream);
+  return with_kind(a.coded.matrix.kind, [&](auto kernels) {
+    return kernels.down_few(a, sizes_of(a.coded.matrix).grouping.of_brick, device, stream);
   });
 }
 
 cudaError_t coded_experts_up_many(const CodedExpertsUpArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (!is_gate(a.activation) || !takes_codes(device, a.coded, a.matrix, true, a.chosen, a.x, a.x_stride) ||
+  if (!is_gate(a.activation) || !takes_codes(device, a.coded.matrix, a.matrix, true, a.chosen, a.x, a.x_stride) ||
       !in_units(a.out, a.out_stride))
     return cudaErrorInvalidValue;
-  return with_kind(a.coded.kind, [&](auto kernels) {
-    return kernels.up_many(a, sizes_of(a.coded).grouping.of_brick, device, stream);
+  return with_kind(a.coded.matrix.kind, [&](auto kernels) {
+    return kernels.up_many(a, sizes_of(a.coded.matrix).grouping.of_brick, device, stream);
   });
 }
 
 cudaError_t coded_experts_down_many(const CodedExpertsDownArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (!takes_codes(device, a.coded, a.matrix, false, a.chosen, a.x, a.x_stride) || !in_units(a.parts, a.parts_stride))
+  if (!takes_codes(device, a.coded.matrix, a.matrix, false, a.chosen, a.x, a.x_stride) || !in_units(a.parts, a.parts_stride))
     return cudaErrorInvalidValue;
-  return with_kind(a.coded.kind, [&](auto kernels) {
-    return kernels.down_many(a, sizes_of(a.coded).grouping.of_brick, device, stream);
+  return with_kind(a.coded.matrix.kind, [&](auto kernels) {
+    return kernels.down_many(a, sizes_of(a.coded.matrix).grouping.of_brick, device, stream);
   });
 }
 

@@ -12,7 +12,7 @@
 
 #include <algorithm>
 
-#include "coded/rounded.cuh"
+#include "coded_experts/paired.cuh"
 #include "coded_experts/checks.h"
 #include "device/buffer_ring.cuh"
 #include "device/cluster.cuh"
@@ -32,8 +32,9 @@ static_assert(kStarts + (kMostExperts + 1) * 4 <= kRingAt);
 
 enum class End { gated, plain };
 
-template <Codes kind, int groups, int tokens>
+template <Codes kind, int groups, int tokens, class Scales>
 struct ManyShape {
+  using Scale = Scales;
   static constexpr Codes kKind = kind;
   static constexpr int kTokens = tokens;
   static constexpr int kBrickStages = brick_depth(kind) / kDepth, kBrickGroups = groups;
@@ -43,7 +44,7 @@ struct ManyShape {
   static constexpr int kScales = kGroups * kStripRows;
   // Parts of a stage: rows of x, and codes, scales and zeros, which lie behind all of those.
   static constexpr int kXBytes = tokens * kRowBytes;
-  static constexpr int kScalesAt = kTileStrips * kCodeBytes, kZerosAt = kScalesAt + kTileStrips * kScales * 4;
+  static constexpr int kScalesAt = kTileStrips * kCodeBytes, kZerosAt = kScalesAt + kTileStrips * kScales * int(sizeof(Scale));
   static constexpr int kWeightBytes = (kZerosAt + kTileStrips * kScales + 127) / 128 * 128;
   static constexpr int kFits = (kManyRoom - kRingAt - 1024) / (kXBytes + kWeightBytes);
   static constexpr int kStages = kFits < 16 ? kFits : 16;
@@ -81,6 +82,7 @@ struct ManyTile {
 template <class T, class S, End end>
 struct ManyBlock {
   using Weights = Rounded<T, S::kKind>;
+  using Rows = std::conditional_t<std::is_same_v<T, typename S::Scale>, Paired<T, S::kKind>, Weights>;
   using Sums = float[S::kTokens / 2];
   using Held = uint32_t[kStageSteps][4];
   static constexpr bool kGated = end == End::gated;
@@ -147,7 +149,7 @@ struct ManyBlock {
   }
 
   // Bytes of a stage that come as boxes.
-  __device__ int weight_bytes() const { return kTileStrips * (S::kCodeBytes + S::kScales * (a.has_zeros ? 5 : 4)); }
+  __device__ int weight_bytes() const { return kTileStrips * (S::kCodeBytes + S::kScales * (int(sizeof(typename S::Scale)) + int(a.has_zeros))); }
   __device__ void bring_weights(const StripMaps& maps, const ManyTile& to, int at, int stage) const {
     const uint32_t barrier = ring.full + 8 * stage, shared = ring_base + weights_at(stage);
     const int strip = to.column / kStripRows, half = kGated ? 2 * to.expert : to.expert, brick = at / S::kBrickStages;
@@ -233,12 +235,12 @@ struct ManyBlock {
     // Where a thread's two rows of the tile are, of all scales in a stage.
     const int low = kGated ? warp / 2 * S::kScales + warp % 2 * 8 + lane / 4 : warp * S::kScales + lane / 4;
     const int high = kGated ? low + kTileStrips / 2 * S::kScales : low + 8;
-    const float* scales = reinterpret_cast<const float*>(stage + S::kScalesAt);
+    const auto* scales = reinterpret_cast<const typename S::Scale*>(stage + S::kScalesAt);
     const uint8_t* zeros = reinterpret_cast<const uint8_t*>(stage + S::kZerosAt);
     const bool has_zeros = !is_float(S::kKind) && a.has_zeros;
     uint32_t words[S::kCodeWords];
     read_codes(stage, words);
-    using Row = typename Weights::Row;
+    using Row = typename Rows::Row;
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
       const int group = g * kStripRows;
@@ -246,7 +248,7 @@ struct ManyBlock {
       const Row high_row(scales[high + group], has_zeros ? zeros[high + group] : Row::zero());
 #pragma unroll
       for (int k = g * kStageSteps / S::kGroups; k < (g + 1) * kStageSteps / S::kGroups; ++k)
-        Weights::step(words + k * step_words(S::kKind), low_row, high_row, held[k]);
+        Rows::step(words + k * step_words(S::kKind), low_row, high_row, held[k]);
     }
   }
   // Begins the products of a stage, and gives its number.
@@ -378,7 +380,9 @@ cudaError_t launch_many_shape(const CodedManyArgs& a, const CodedMatrix& m, int6
   StripMaps maps{};
   if (!describe_experts(maps.codes, m.codes, int64_t(sizes.bricks) * (kBrickBytes / 4), sizes.strips, experts, halves,
                         S::kCodeBytes / 4, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4) ||
-      !describe_experts(maps.scales, m.scales, row, sizes.strips, experts, halves, S::kScales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4) ||
+      !describe_experts(maps.scales, m.scales, row, sizes.strips, experts, halves, S::kScales,
+                        sizeof(typename S::Scale) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                        int(sizeof(typename S::Scale))) ||
       (m.zeros && !describe_experts(maps.zeros, m.zeros, row, sizes.strips, experts, halves, S::kScales,
                                     CU_TENSOR_MAP_DATA_TYPE_UINT8, 1)))
     return cudaErrorInvalidValue;
@@ -390,15 +394,15 @@ cudaError_t launch_many_shape(const CodedManyArgs& a, const CodedMatrix& m, int6
 constexpr int kNarrowTokens = 32, kWideTokens = 128;
 constexpr int kNarrowRows = 24;  // of an expert, on average, up to which tiles are narrow
 
-template <Codes kind, int groups, End end>
+template <Codes kind, int groups, End end, class Scale>
 cudaError_t launch_many(Dtype dtype, const CodedManyArgs& a, const CodedMatrix& m, int rows, int chosen, const Device& device,
                         cudaStream_t stream) {
   const int64_t pairs = int64_t(rows) * chosen;
   return with_half(dtype, [&](auto tag) {
     using T = decltype(tag);
     if (pairs <= int64_t(kNarrowRows) * a.matrix.experts)
-      return launch_many_shape<T, ManyShape<kind, groups, kNarrowTokens>, end>(a, m, pairs, device, stream);
-    return launch_many_shape<T, ManyShape<kind, groups, kWideTokens>, end>(a, m, pairs, device, stream);
+      return launch_many_shape<T, ManyShape<kind, groups, kNarrowTokens, Scale>, end>(a, m, pairs, device, stream);
+    return launch_many_shape<T, ManyShape<kind, groups, kWideTokens, Scale>, end>(a, m, pairs, device, stream);
   });
 }
 
