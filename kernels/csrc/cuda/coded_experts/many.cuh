@@ -25,7 +25,7 @@ namespace {
 constexpr int kConsumers = 2, kManyThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kStageSteps = kDepth / kStepDepth;
 constexpr int kTileStrips = kConsumers * 4;
-constexpr int kManyRoom = 226 * 1024;  // of a multiprocessor's shared memory: all of it
+constexpr int kManyRoom = 225 * 1024;  // of a multiprocessor's shared memory: all of it, but for what two blocks reserve
 // In shared memory: barriers, tiles in front of each expert, its first place, the ring.
 constexpr int kFirstTiles = 256, kStarts = kFirstTiles + (kMostExperts + 1) * 4, kRingAt = 5120;
 static_assert(kStarts + (kMostExperts + 1) * 4 <= kRingAt);
@@ -46,7 +46,9 @@ struct ManyShape {
   static constexpr int kXBytes = tokens * kRowBytes;
   static constexpr int kScalesAt = kTileStrips * kCodeBytes, kZerosAt = kScalesAt + kTileStrips * kScales * int(sizeof(Scale));
   static constexpr int kWeightBytes = (kZerosAt + kTileStrips * kScales + 127) / 128 * 128;
-  static constexpr int kFits = (kManyRoom - kRingAt - 1024) / (kXBytes + kWeightBytes);
+  // Two blocks of narrow tiles are on a multiprocessor: what one warp waits for while it unpacks, three others hide.
+  static constexpr int kBlocks = tokens <= 32 ? 2 : 1, kTaken = kBlocks == 2 ? 96 : 216, kKept = kBlocks == 2 ? 40 : 72;
+  static constexpr int kFits = (kManyRoom / kBlocks - kRingAt - 1024) / (kXBytes + kWeightBytes);
   static constexpr int kStages = kFits < 16 ? kFits : 16;
   static constexpr int kBytes = kRingAt + 1024 + kStages * (kXBytes + kWeightBytes);  // 1 KB for aligning the ring
   static_assert(kStages >= 4);
@@ -341,7 +343,7 @@ struct ManyBlock {
 #endif
 
 template <class T, class S, End end>
-__global__ void __launch_bounds__(kManyThreads, 1)
+__global__ void __launch_bounds__(kManyThreads, S::kBlocks)
     coded_experts_many_kernel(const __grid_constant__ CodedManyArgs a, const __grid_constant__ StripMaps maps) {
 #if OCTAVO_WGMMA
   extern __shared__ __align__(128) char memory[];
@@ -354,10 +356,10 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   if (threadIdx.x < 32) block.count_tiles();
   __syncthreads();
   if (threadIdx.x >= kWarpgroup) {
-    take_registers<216>();
+    take_registers<S::kTaken>();
     block.compute();
   } else {
-    give_registers<72>();
+    give_registers<S::kKept>();
     block.copy(maps);
   }
 #endif
@@ -387,7 +389,7 @@ cudaError_t launch_many_shape(const CodedManyArgs& a, const CodedMatrix& m, int6
                                     CU_TENSOR_MAP_DATA_TYPE_UINT8, 1)))
     return cudaErrorInvalidValue;
   const int64_t tall = std::min<int64_t>(experts, pairs) + pairs / S::kTokens, most = tall * units(width, columns);
-  const Launch how{dim3(unsigned(std::min<int64_t>(device.multiprocessors, most))), kManyThreads, S::kBytes};
+  const Launch how{dim3(unsigned(std::min<int64_t>(S::kBlocks * device.multiprocessors, most))), kManyThreads, S::kBytes};
   return launch_after(coded_experts_many_kernel<T, S, end>, how, stream, a, maps);
 }
 
