@@ -12,7 +12,7 @@ from octavo_kernels.products.coded import STRIP_ROWS, CodedWeight, bricks_of
 from octavo_kernels.products.weights import Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 
 SHORT_SCALES = {Codes.INT4: (1, 2, 4), Codes.INT8: (), Codes.FP4: (4,), Codes.FP8: (1,)}
-"""How many scales of each row of a brick may be bfloat16: `may_be_short` in csrc/cuda/coded_experts/kind.cuh."""
+"""How many scales of each row of a brick may be bfloat16: `may_be_short` in csrc/cuda/coded_experts/groups.cuh."""
 UNIT = 8
 """Columns of x are a multiple of that."""
 

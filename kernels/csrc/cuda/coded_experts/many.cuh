@@ -12,8 +12,8 @@
 
 #include <algorithm>
 
-#include "coded_experts/paired.cuh"
 #include "coded_experts/checks.h"
+#include "coded_experts/paired.cuh"
 #include "device/buffer_ring.cuh"
 #include "device/cluster.cuh"
 #include "experts/activation.cuh"
@@ -393,8 +393,8 @@ cudaError_t launch_many_shape(const CodedManyArgs& a, const CodedMatrix& m, int6
   return launch_after(coded_experts_many_kernel<T, S, end>, how, stream, a, maps);
 }
 
-constexpr int kNarrowTokens = 32, kWideTokens = 128;
-constexpr int kNarrowRows = 24;  // of an expert, on average, up to which tiles are narrow
+constexpr int kNarrowTokens = 32, kMiddleTokens = 64, kWideTokens = 128;
+constexpr int kNarrowRows = 18, kMiddleRows = 48;  // of an expert, on average, up to which tiles are so
 
 template <Codes kind, int groups, End end, class Scale>
 cudaError_t launch_many(Dtype dtype, const CodedManyArgs& a, const CodedMatrix& m, int rows, int chosen, const Device& device,
@@ -404,6 +404,8 @@ cudaError_t launch_many(Dtype dtype, const CodedManyArgs& a, const CodedMatrix& 
     using T = decltype(tag);
     if (pairs <= int64_t(kNarrowRows) * a.matrix.experts)
       return launch_many_shape<T, ManyShape<kind, groups, kNarrowTokens, Scale>, end>(a, m, pairs, device, stream);
+    if (pairs <= int64_t(kMiddleRows) * a.matrix.experts)
+      return launch_many_shape<T, ManyShape<kind, groups, kMiddleTokens, Scale>, end>(a, m, pairs, device, stream);
     return launch_many_shape<T, ManyShape<kind, groups, kWideTokens, Scale>, end>(a, m, pairs, device, stream);
   });
 }
