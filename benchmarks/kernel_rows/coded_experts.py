@@ -31,8 +31,8 @@ KINDS = (
 
 def coded(scheme: Scheme, columns: int, depth: int) -> CodedWeight:
     raw = torch.randint(0, 0x7E, (columns, depth // PER_BYTE[scheme.codes]), dtype=torch.uint8, device="cuda")
-    scales = torch.full((-(-depth // scheme.group), columns), 0.01, device="cuda")
-    return lay_out(QuantisedWeight(scheme, raw.view(DTYPES[scheme.codes]), scales))
+    scales = torch.full((-(-depth // scheme.group), columns), 2**-7, device="cuda")
+    return ops.pack_experts(lay_out(QuantisedWeight(scheme, raw.view(DTYPES[scheme.codes]), scales)))
 
 
 class Layer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int, c_void_p
+from ctypes import c_bool, c_int, c_void_p
 from pathlib import Path
 
 import torch
@@ -25,12 +25,16 @@ class Coded(ctypes.Structure):
     )  # fmt: skip
 
 
+class Strips(ctypes.Structure):
+    _fields_ = (("matrix", Coded), ("short_scales", c_bool))
+
+
 class CodedUpArgs(UpArgs):
-    _fields_ = (("coded", Coded),)
+    _fields_ = (("coded", Strips),)
 
 
 class CodedDownArgs(DownArgs):
-    _fields_ = (("coded", Coded),)
+    _fields_ = (("coded", Strips),)
 
 
 class EmulatedCodedExperts:
@@ -96,8 +100,9 @@ def _kept(weight: CodedWeight) -> Kept:
     return aligned(weight.codes), aligned(weight.scales), zeros
 
 
-def _described(weight: CodedWeight, kept: Kept, bias: Tensor | None, experts: int) -> tuple[Matrix, Coded]:
+def _described(weight: CodedWeight, kept: Kept, bias: Tensor | None, experts: int) -> tuple[Matrix, Strips]:
     columns = weight.columns // experts
     matrix = Matrix(None, 0, address(bias), experts, columns, weight.depth)
     kind, group = int(weight.scheme.codes), weight.scheme.group
-    return matrix, Coded(kind, group, *(address(tensor) for tensor in kept), columns, weight.depth)
+    coded = Coded(kind, group, *(address(tensor) for tensor in kept), columns, weight.depth)
+    return matrix, Strips(coded, weight.scales.dtype is torch.bfloat16)

@@ -7,11 +7,14 @@ runs them on one.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_kernels.experts.coded import pack_experts
 from octavo_kernels.ops import Routing
 from octavo_kernels.products.coded import CodedWeight, lay_out
 from octavo_kernels.products.weights import Codes, QuantisedWeight, dequantise
@@ -32,12 +35,18 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedCodedExperts:
 
 
 def matrix(
-    form: tuple[Codes, int], columns: int, depth: int, zeros: bool = False
+    form: tuple[Codes, int], columns: int, depth: int, zeros: bool = False, short: bool = False
 ) -> tuple[CodedWeight, dict[bool, Tensor]]:
-    """And what it stands for: many rows meet numbers that are rounded to the type of x, a few meet the codes."""
+    """And what it stands for: many rows meet numbers that are rounded to the type of x, a few meet the codes. `short`:
+    scales are numbers of bfloat16, and stored so."""
     weight = random_weight(*form, columns, depth, zeros=zeros)
-    exact = dequantise(weight)
-    return lay_out(weight), {True: exact.bfloat16(), False: exact}
+    if short:
+        weight.scales.copy_(weight.scales.bfloat16())
+    exact, coded = dequantise(weight), lay_out(weight)
+    if short:
+        coded = pack_experts(coded)
+        assert coded.scales.dtype is torch.bfloat16
+    return coded, {True: exact.bfloat16(), False: exact}
 
 
 def biases(*columns: int) -> list[Tensor]:
@@ -63,6 +72,28 @@ def test_every_form_of_codes(emulated, form, way):
             got = emulated.down(inner, down, taken, many=many, bias=bias[1], residual=residual)
             wanted = exact_down[False].to(dtype) if many else exact_down[False]
             assert_close(got, expected_down(inner, wanted, taken, bias=bias[1], residual=residual), dtype)
+
+
+SHORT = [(Codes.INT4, 128), (Codes.INT4, 64), (Codes.INT4, 32), (Codes.FP4, 32), (Codes.FP8, 128)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", SHORT, ids=str)
+def test_short_scales_give_the_bits_of_long_ones(emulated, form, way):
+    """In the type that they have, and in the other."""
+    taken = ops.route(torch.randn(7, 3), Routing(3, 2, normalised=True))
+    for zeros in {False, form[0] is Codes.INT4}:
+        torch.manual_seed(form[1])
+        up, _ = matrix(form, 3 * 288, 272, zeros, short=True)
+        down, _ = matrix(form, 3 * 272, 144, zeros, short=True)
+        long = [replace(weight, scales=weight.scales.float()) for weight in (up, down)]
+        for dtype in (torch.bfloat16, torch.float16):
+            x = torch.randn(7, 272).to(dtype)
+            emulated.set_up(2, form[1])
+            inner = emulated.up(x, up, taken, many=WAYS[way])
+            assert torch.equal(inner, emulated.up(x, long[0], taken, many=WAYS[way]))
+            got = emulated.down(inner, down, taken, many=WAYS[way])
+            assert torch.equal(got, emulated.down(inner, long[1], taken, many=WAYS[way]))
 
 
 SIZES = [  # experts, chosen, rows, hidden, width

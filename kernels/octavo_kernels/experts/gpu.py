@@ -10,11 +10,11 @@ from torch import Tensor
 
 from octavo_kernels import cuda
 from octavo_kernels.call import check, output, rows_of
+from octavo_kernels.experts.coded import matrix_of
 from octavo_kernels.experts.route import SCORES, Assignments, Routing, check_routing
 from octavo_kernels.operands import DTYPES, RmsNorm, address, norm_at, rows_at
 from octavo_kernels.products.activation import Gate, code_of
 from octavo_kernels.products.coded import CodedWeight
-from octavo_kernels.products.coded_cuda import matrix_of
 
 COUNTERS = 128
 """Zeros that routing needs, as `kCounters` in csrc/cuda/experts/args.h."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
@@ -76,6 +77,8 @@ def dequantise(weight: CodedWeight, dtype: torch.dtype) -> Tensor:
     """`[columns, depth]`, in the order of the codes, rounded once. Its memory is torch's, which hands it to the next
     weight when this one has been multiplied, inside of a graph, too."""
     out = torch.empty(weight.columns, weight.depth, dtype=dtype, device=weight.codes.device)
+    if weight.scales.dtype is not torch.float32:  # those of experts may be shorter
+        weight = replace(weight, scales=weight.scales.float())
     cuda.run("dequantise", weight.codes.device, DTYPES[dtype], matrix_of(weight), rows_at(out))
     return out
 

@@ -6,13 +6,19 @@
 
 namespace octavo {
 
-// `matrix.weight` and `matrix.stride` of the operands are not for these. `coded` has the strips of all experts, one expert's below
-// the other's; its `columns` are those of one.
+// Strips of all experts, one expert's below the other's; `columns` are those of one. `scales` may be bfloat16 where each of them
+// is a number of it: of four-bit integers, of four-bit floats in groups of 32, and of eight-bit floats.
+struct CodedExpertStrips {
+  CodedMatrix matrix;
+  bool short_scales;
+};
+
+// `matrix.weight` and `matrix.stride` of the operands are not for these.
 struct CodedExpertsUpArgs : ExpertsUpArgs {
-  CodedMatrix coded;
+  CodedExpertStrips coded;
 };
 struct CodedExpertsDownArgs : ExpertsDownArgs {
-  CodedMatrix coded;
+  CodedExpertStrips coded;
 };
 
 // All of these refuse by cudaErrorInvalidValue what they do not take, and need code for 90a. Columns of an expert (of each half,

@@ -7,21 +7,27 @@
 
 namespace octavo {
 
+// Scales of all experts' strips in float32, or in bfloat16.
+using LongScale = float;
+using ShortScale = bf16;
+
 // Strips of all experts: `own` of each.
+template <class Scale>
 struct ExpertStrips {
   const char* codes;
-  const float* scales;
+  const Scale* scales;
   const uint8_t* zeros;
   int own, bricks, shift, groups;  // as in codes.cuh
 
   __device__ const char* codes_of(int64_t strip, int brick) const { return codes + (strip * bricks + brick) * kBrickBytes; }
-  __device__ const float* scales_of(int64_t strip, int group) const { return scales + (strip * groups + group) * kStripRows; }
+  __device__ const Scale* scales_of(int64_t strip, int group) const { return scales + (strip * groups + group) * kStripRows; }
   __device__ const uint8_t* zeros_of(int64_t strip, int group) const { return zeros + (strip * groups + group) * kStripRows; }
 };
 
-inline ExpertStrips strips_of(const CodedMatrix& m) {
+template <class Scale>
+inline ExpertStrips<Scale> strips_of(const CodedMatrix& m) {
   const CodedSizes sizes = sizes_of(m);
-  return {static_cast<const char*>(m.codes), m.scales, m.zeros, sizes.strips, sizes.bricks, sizes.grouping.shift, sizes.groups};
+  return {static_cast<const char*>(m.codes), reinterpret_cast<const Scale*>(m.scales), m.zeros, sizes.strips, sizes.bricks, sizes.grouping.shift, sizes.groups};
 }
 
 inline bool takes_codes(const Device& device, const CodedMatrix& m, const ExpertMatrix& experts, bool gated, int chosen,

@@ -17,11 +17,11 @@ template <int groups>
 constexpr int kFewBlocks = groups > 4 ? 1 : 2;  // on a multiprocessor: eight scales of a row take registers
 
 // Bytes of a piece in the ring.
-template <Codes kind, int groups, int strips>
+template <Codes kind, int groups, int strips, class Scale>
 struct PieceOf {
   static constexpr int kScales = groups * kPieceBricks;  // of a row, at most
   static constexpr int kCodes = kPieceBricks * kBrickBytes;
-  static constexpr int kScalesAt = strips * kCodes, kZerosAt = kScalesAt + strips * kScales * kStripRows * 4;
+  static constexpr int kScalesAt = strips * kCodes, kZerosAt = kScalesAt + strips * kScales * kStripRows * int(sizeof(Scale));
   static constexpr int kBytes = kZerosAt + strips * kScales * kStripRows;
   static_assert(kBytes % 16 == 0);
 };
@@ -46,19 +46,19 @@ inline FewCut cut_codes(int experts, int slices, int pairs, bool weighs, int sum
 
 #if OCTAVO_BULK_COPY
 
-template <class T, Codes kKind, int kGroups, int kStrips>
+template <class T, Codes kKind, int kGroups, int kStrips, class Scale>
 struct CodedFewBlock : FewBlock<T> {
   using Base = FewBlock<T>;
   using Base::cut, Base::lane, Base::warp, Base::shared, Base::base, Base::slot, Base::parity;
-  using Piece = PieceOf<kKind, kGroups, kStrips>;
+  using Piece = PieceOf<kKind, kGroups, kStrips, Scale>;
   using U = Unpack<T, kKind>;
   using Sums = float[kStrips][4];
   static constexpr int kDepth = brick_depth(kKind), kSteps = brick_steps(kKind), kGroupSteps = kSteps / kGroups;
   static constexpr int kWindowsOfBrick = kDepth / kWindow;  // two steps each
 
-  const ExpertStrips strips;
+  const ExpertStrips<Scale> strips;
 
-  __device__ CodedFewBlock(char* memory, const FewCut& how, const ExpertStrips& all) : Base(memory, how), strips(all) {}
+  __device__ CodedFewBlock(char* memory, const FewCut& how, const ExpertStrips<Scale>& all) : Base(memory, how), strips(all) {}
 
   __device__ int group_of(int brick) const { return kGroups > 1 ? brick * kGroups : brick >> strips.shift; }
 
@@ -73,14 +73,15 @@ struct CodedFewBlock : FewBlock<T> {
       const int last = kGroups > 1 ? group + count * kGroups : group_of(brick + count - 1) + 1;
       const int scales = (last - group) * kStripRows;
       barrier_wait(Base::empty(), parity ^ 1);
-      if (lane == 0) barrier_expect(Base::full(), kStrips * (count * kBrickBytes + scales * (has_zeros ? 5 : 4)));
+      if (lane == 0)
+        barrier_expect(Base::full(), kStrips * (count * kBrickBytes + scales * (int(sizeof(Scale)) + int(has_zeros))));
       __syncwarp();
       const uint32_t to = base + cut.ring_at + slot * Piece::kBytes;
       const int own = lane % kStrips;
       if (kind == 0) copy_bulk(to + own * Piece::kCodes, strips.codes_of(strip, brick), count * kBrickBytes, Base::full(), policy);
       if (kind == 1)
-        copy_bulk(to + Piece::kScalesAt + own * Piece::kScales * kStripRows * 4, strips.scales_of(strip, group), scales * 4,
-                  Base::full(), policy);
+        copy_bulk(to + Piece::kScalesAt + own * Piece::kScales * kStripRows * sizeof(Scale), strips.scales_of(strip, group),
+                  scales * sizeof(Scale), Base::full(), policy);
       if (kind == 2 && has_zeros)
         copy_bulk(to + Piece::kZerosAt + own * Piece::kScales * kStripRows, strips.zeros_of(strip, group), scales, Base::full(),
                   policy);
@@ -106,7 +107,7 @@ struct CodedFewBlock : FewBlock<T> {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int at = (s * Piece::kScales + group + g) * kStripRows + half * 8 + lane / 4;
-          to.scales[s][g][half] = reinterpret_cast<const float*>(from + Piece::kScalesAt)[at];
+          to.scales[s][g][half] = to_float(reinterpret_cast<const Scale*>(from + Piece::kScalesAt)[at]);
           to.zeros[s][g][half] = 0;
           if (!is_float(kKind) && strips.zeros)
             to.zeros[s][g][half] = reinterpret_cast<const uint8_t*>(from + Piece::kZerosAt)[at];

@@ -9,15 +9,15 @@ namespace {
 
 #if OCTAVO_BULK_COPY
 
-template <class T, Codes kKind, int kGroups>
-struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1> {
-  using Base = CodedFewBlock<T, kKind, kGroups, 1>;
+template <class T, Codes kKind, int kGroups, class Scale>
+struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1, Scale> {
+  using Base = CodedFewBlock<T, kKind, kGroups, 1, Scale>;
   using Base::cut, Base::lane, Base::strips;
   const CodedExpertsDownArgs& a;
   const FewLists lists;
   float* const sums;  // [rows][kStripRows]
 
-  __device__ DownBlock(const CodedExpertsDownArgs& args, const FewCut& how, const ExpertStrips& all, char* memory)
+  __device__ DownBlock(const CodedExpertsDownArgs& args, const FewCut& how, const ExpertStrips<Scale>& all, char* memory)
       : Base(memory, how, all), a(args), lists(memory, how), sums(reinterpret_cast<float*>(memory + how.sums_at)) {}
 
   __device__ void clear() const {
@@ -81,13 +81,13 @@ struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1> {
 
 #endif
 
-template <class T, Codes kKind, int kGroups>
+template <class T, Codes kKind, int kGroups, class Scale>
 __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
     coded_experts_down_kernel(const __grid_constant__ CodedExpertsDownArgs a, const __grid_constant__ FewCut cut,
-                              const __grid_constant__ ExpertStrips strips) {
+                              const __grid_constant__ ExpertStrips<Scale> strips) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(128) char shared[];
-  DownBlock<T, kKind, kGroups> block(a, cut, strips, shared);
+  DownBlock<T, kKind, kGroups, Scale> block(a, cut, strips, shared);
   block.init();
   block.clear();
   block.lists.take(a.lists.starts, a.lists.sources, a.matrix.experts);
@@ -103,14 +103,14 @@ __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
 #endif
 }
 
-template <Codes kind, int groups>
+template <Codes kind, int groups, class Scale>
 cudaError_t launch_down_few(const CodedExpertsDownArgs& a, const Device& device, cudaStream_t stream) {
-  const ExpertStrips strips = strips_of(a.coded);
-  const FewCut cut = cut_codes<PieceOf<kind, groups, 1>, 1>(a.matrix.experts, strips.own, a.rows * a.chosen, true,
+  const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
+  const FewCut cut = cut_codes<PieceOf<kind, groups, 1, Scale>, 1>(a.matrix.experts, strips.own, a.rows * a.chosen, true,
                                                             a.rows * kStripRows * 4);
   const Launch how{dim3(std::min(strips.own, kFewBlocks<groups> * device.multiprocessors)), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {
-    return launch_after(coded_experts_down_kernel<decltype(tag), kind, groups>, how, stream, a, cut, strips);
+    return launch_after(coded_experts_down_kernel<decltype(tag), kind, groups, Scale>, how, stream, a, cut, strips);
   });
 }
 

@@ -10,15 +10,15 @@ namespace {
 
 #if OCTAVO_BULK_COPY
 
-template <class T, Codes kKind, int kGroups>
-struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2> {
-  using Base = CodedFewBlock<T, kKind, kGroups, 2>;
+template <class T, Codes kKind, int kGroups, class Scale>
+struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
+  using Base = CodedFewBlock<T, kKind, kGroups, 2, Scale>;
   using Base::cut, Base::lane, Base::strips;
   const CodedExpertsUpArgs& a;
   const FewLists lists;
   int first, last;  // of the units
 
-  __device__ UpBlock(const CodedExpertsUpArgs& args, const FewCut& how, const ExpertStrips& all, char* memory)
+  __device__ UpBlock(const CodedExpertsUpArgs& args, const FewCut& how, const ExpertStrips<Scale>& all, char* memory)
       : Base(memory, how, all), a(args), lists(memory, how) {}
 
   __device__ int width() const { return a.matrix.columns / 2; }
@@ -65,13 +65,13 @@ struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2> {
 
 #endif
 
-template <class T, Codes kKind, int kGroups>
+template <class T, Codes kKind, int kGroups, class Scale>
 __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
     coded_experts_up_kernel(const __grid_constant__ CodedExpertsUpArgs a, const __grid_constant__ FewCut cut,
-                            const __grid_constant__ ExpertStrips strips) {
+                            const __grid_constant__ ExpertStrips<Scale> strips) {
 #if OCTAVO_BULK_COPY
   extern __shared__ __align__(128) char shared[];
-  UpBlock<T, kKind, kGroups> block(a, cut, strips, shared);
+  UpBlock<T, kKind, kGroups, Scale> block(a, cut, strips, shared);
   block.init();
   wait_for_previous_kernel();
   launch_next_kernel();
@@ -83,13 +83,13 @@ __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
 #endif
 }
 
-template <Codes kind, int groups>
+template <Codes kind, int groups, class Scale>
 cudaError_t launch_up_few(const CodedExpertsUpArgs& a, const Device& device, cudaStream_t stream) {
-  const ExpertStrips strips = strips_of(a.coded);
-  const FewCut cut = cut_codes<PieceOf<kind, groups, 2>, 2>(a.matrix.experts, strips.own / 2, a.rows * a.chosen, false, 0);
+  const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
+  const FewCut cut = cut_codes<PieceOf<kind, groups, 2, Scale>, 2>(a.matrix.experts, strips.own / 2, a.rows * a.chosen, false, 0);
   const Launch how{dim3(kFewBlocks<groups> * device.multiprocessors), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {
-    return launch_after(coded_experts_up_kernel<decltype(tag), kind, groups>, how, stream, a, cut, strips);
+    return launch_after(coded_experts_up_kernel<decltype(tag), kind, groups, Scale>, how, stream, a, cut, strips);
   });
 }
 

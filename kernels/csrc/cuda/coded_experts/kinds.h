@@ -7,11 +7,14 @@
 namespace octavo {
 
 template <Codes kind>
-struct CodedExperts {
-  static cudaError_t up_few(const CodedExpertsUpArgs&, int groups, const Device&, cudaStream_t);
-  static cudaError_t down_few(const CodedExpertsDownArgs&, int groups, const Device&, cudaStream_t);
-  static cudaError_t up_many(const CodedExpertsUpArgs&, int groups, const Device&, cudaStream_t);
-  static cudaError_t down_many(const CodedExpertsDownArgs&, int groups, const Device&, cudaStream_t);
+struct FewExperts {
+  static cudaError_t up(const CodedExpertsUpArgs&, const Device&, cudaStream_t);
+  static cudaError_t down(const CodedExpertsDownArgs&, const Device&, cudaStream_t);
+};
+template <Codes kind>
+struct ManyExperts {
+  static cudaError_t up(const CodedExpertsUpArgs&, const Device&, cudaStream_t);
+  static cudaError_t down(const CodedExpertsDownArgs&, const Device&, cudaStream_t);
 };
 
 }  // namespace octavo

@@ -12,8 +12,8 @@
 
 #include <algorithm>
 
-#include "coded/rounded.cuh"
 #include "coded_experts/checks.h"
+#include "coded_experts/paired.cuh"
 #include "device/buffer_ring.cuh"
 #include "device/cluster.cuh"
 #include "experts/activation.cuh"
@@ -25,15 +25,16 @@ namespace {
 constexpr int kConsumers = 2, kManyThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kStageSteps = kDepth / kStepDepth;
 constexpr int kTileStrips = kConsumers * 4;
-constexpr int kManyRoom = 226 * 1024;  // of a multiprocessor's shared memory: all of it
+constexpr int kManyRoom = 225 * 1024;  // of a multiprocessor's shared memory: all of it, but for what two blocks reserve
 // In shared memory: barriers, tiles in front of each expert, its first place, the ring.
 constexpr int kFirstTiles = 256, kStarts = kFirstTiles + (kMostExperts + 1) * 4, kRingAt = 5120;
 static_assert(kStarts + (kMostExperts + 1) * 4 <= kRingAt);
 
 enum class End { gated, plain };
 
-template <Codes kind, int groups, int tokens>
+template <Codes kind, int groups, int tokens, class Scales>
 struct ManyShape {
+  using Scale = Scales;
   static constexpr Codes kKind = kind;
   static constexpr int kTokens = tokens;
   static constexpr int kBrickStages = brick_depth(kind) / kDepth, kBrickGroups = groups;
@@ -43,9 +44,11 @@ struct ManyShape {
   static constexpr int kScales = kGroups * kStripRows;
   // Parts of a stage: rows of x, and codes, scales and zeros, which lie behind all of those.
   static constexpr int kXBytes = tokens * kRowBytes;
-  static constexpr int kScalesAt = kTileStrips * kCodeBytes, kZerosAt = kScalesAt + kTileStrips * kScales * 4;
+  static constexpr int kScalesAt = kTileStrips * kCodeBytes, kZerosAt = kScalesAt + kTileStrips * kScales * int(sizeof(Scale));
   static constexpr int kWeightBytes = (kZerosAt + kTileStrips * kScales + 127) / 128 * 128;
-  static constexpr int kFits = (kManyRoom - kRingAt - 1024) / (kXBytes + kWeightBytes);
+  // Two blocks of narrow tiles are on a multiprocessor: what one warp waits for while it unpacks, three others hide.
+  static constexpr int kBlocks = tokens <= 32 ? 2 : 1, kTaken = kBlocks == 2 ? 96 : 216, kKept = kBlocks == 2 ? 40 : 72;
+  static constexpr int kFits = (kManyRoom / kBlocks - kRingAt - 1024) / (kXBytes + kWeightBytes);
   static constexpr int kStages = kFits < 16 ? kFits : 16;
   static constexpr int kBytes = kRingAt + 1024 + kStages * (kXBytes + kWeightBytes);  // 1 KB for aligning the ring
   static_assert(kStages >= 4);
@@ -81,6 +84,7 @@ struct ManyTile {
 template <class T, class S, End end>
 struct ManyBlock {
   using Weights = Rounded<T, S::kKind>;
+  using Rows = std::conditional_t<std::is_same_v<T, typename S::Scale>, Paired<T, S::kKind>, Weights>;
   using Sums = float[S::kTokens / 2];
   using Held = uint32_t[kStageSteps][4];
   static constexpr bool kGated = end == End::gated;
@@ -147,7 +151,7 @@ struct ManyBlock {
   }
 
   // Bytes of a stage that come as boxes.
-  __device__ int weight_bytes() const { return kTileStrips * (S::kCodeBytes + S::kScales * (a.has_zeros ? 5 : 4)); }
+  __device__ int weight_bytes() const { return kTileStrips * (S::kCodeBytes + S::kScales * (int(sizeof(typename S::Scale)) + int(a.has_zeros))); }
   __device__ void bring_weights(const StripMaps& maps, const ManyTile& to, int at, int stage) const {
     const uint32_t barrier = ring.full + 8 * stage, shared = ring_base + weights_at(stage);
     const int strip = to.column / kStripRows, half = kGated ? 2 * to.expert : to.expert, brick = at / S::kBrickStages;
@@ -233,12 +237,12 @@ struct ManyBlock {
     // Where a thread's two rows of the tile are, of all scales in a stage.
     const int low = kGated ? warp / 2 * S::kScales + warp % 2 * 8 + lane / 4 : warp * S::kScales + lane / 4;
     const int high = kGated ? low + kTileStrips / 2 * S::kScales : low + 8;
-    const float* scales = reinterpret_cast<const float*>(stage + S::kScalesAt);
+    const auto* scales = reinterpret_cast<const typename S::Scale*>(stage + S::kScalesAt);
     const uint8_t* zeros = reinterpret_cast<const uint8_t*>(stage + S::kZerosAt);
     const bool has_zeros = !is_float(S::kKind) && a.has_zeros;
     uint32_t words[S::kCodeWords];
     read_codes(stage, words);
-    using Row = typename Weights::Row;
+    using Row = typename Rows::Row;
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
       const int group = g * kStripRows;
@@ -246,7 +250,7 @@ struct ManyBlock {
       const Row high_row(scales[high + group], has_zeros ? zeros[high + group] : Row::zero());
 #pragma unroll
       for (int k = g * kStageSteps / S::kGroups; k < (g + 1) * kStageSteps / S::kGroups; ++k)
-        Weights::step(words + k * step_words(S::kKind), low_row, high_row, held[k]);
+        Rows::step(words + k * step_words(S::kKind), low_row, high_row, held[k]);
     }
   }
   // Begins the products of a stage, and gives its number.
@@ -339,7 +343,7 @@ struct ManyBlock {
 #endif
 
 template <class T, class S, End end>
-__global__ void __launch_bounds__(kManyThreads, 1)
+__global__ void __launch_bounds__(kManyThreads, S::kBlocks)
     coded_experts_many_kernel(const __grid_constant__ CodedManyArgs a, const __grid_constant__ StripMaps maps) {
 #if OCTAVO_WGMMA
   extern __shared__ __align__(128) char memory[];
@@ -352,10 +356,10 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   if (threadIdx.x < 32) block.count_tiles();
   __syncthreads();
   if (threadIdx.x >= kWarpgroup) {
-    take_registers<216>();
+    take_registers<S::kTaken>();
     block.compute();
   } else {
-    give_registers<72>();
+    give_registers<S::kKept>();
     block.copy(maps);
   }
 #endif
@@ -378,27 +382,31 @@ cudaError_t launch_many_shape(const CodedManyArgs& a, const CodedMatrix& m, int6
   StripMaps maps{};
   if (!describe_experts(maps.codes, m.codes, int64_t(sizes.bricks) * (kBrickBytes / 4), sizes.strips, experts, halves,
                         S::kCodeBytes / 4, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4) ||
-      !describe_experts(maps.scales, m.scales, row, sizes.strips, experts, halves, S::kScales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4) ||
+      !describe_experts(maps.scales, m.scales, row, sizes.strips, experts, halves, S::kScales,
+                        sizeof(typename S::Scale) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                        int(sizeof(typename S::Scale))) ||
       (m.zeros && !describe_experts(maps.zeros, m.zeros, row, sizes.strips, experts, halves, S::kScales,
                                     CU_TENSOR_MAP_DATA_TYPE_UINT8, 1)))
     return cudaErrorInvalidValue;
   const int64_t tall = std::min<int64_t>(experts, pairs) + pairs / S::kTokens, most = tall * units(width, columns);
-  const Launch how{dim3(unsigned(std::min<int64_t>(device.multiprocessors, most))), kManyThreads, S::kBytes};
+  const Launch how{dim3(unsigned(std::min<int64_t>(S::kBlocks * device.multiprocessors, most))), kManyThreads, S::kBytes};
   return launch_after(coded_experts_many_kernel<T, S, end>, how, stream, a, maps);
 }
 
-constexpr int kNarrowTokens = 32, kWideTokens = 128;
-constexpr int kNarrowRows = 24;  // of an expert, on average, up to which tiles are narrow
+constexpr int kNarrowTokens = 32, kMiddleTokens = 64, kWideTokens = 128;
+constexpr int kNarrowRows = 18, kMiddleRows = 48;  // of an expert, on average, up to which tiles are so
 
-template <Codes kind, int groups, End end>
+template <Codes kind, int groups, End end, class Scale>
 cudaError_t launch_many(Dtype dtype, const CodedManyArgs& a, const CodedMatrix& m, int rows, int chosen, const Device& device,
                         cudaStream_t stream) {
   const int64_t pairs = int64_t(rows) * chosen;
   return with_half(dtype, [&](auto tag) {
     using T = decltype(tag);
     if (pairs <= int64_t(kNarrowRows) * a.matrix.experts)
-      return launch_many_shape<T, ManyShape<kind, groups, kNarrowTokens>, end>(a, m, pairs, device, stream);
-    return launch_many_shape<T, ManyShape<kind, groups, kWideTokens>, end>(a, m, pairs, device, stream);
+      return launch_many_shape<T, ManyShape<kind, groups, kNarrowTokens, Scale>, end>(a, m, pairs, device, stream);
+    if (pairs <= int64_t(kMiddleRows) * a.matrix.experts)
+      return launch_many_shape<T, ManyShape<kind, groups, kMiddleTokens, Scale>, end>(a, m, pairs, device, stream);
+    return launch_many_shape<T, ManyShape<kind, groups, kWideTokens, Scale>, end>(a, m, pairs, device, stream);
   });
 }
 
