@@ -49,7 +49,7 @@ BUDGETS = {
     "octavo_worker.assembly": 1710,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
-    "octavo_worker.engine": 6900,
+    "octavo_worker.engine": 6950,
     "octavo_worker.memory": 1000,
     "octavo_worker.runner": 3540,
     "octavo_worker.model": 9700,
