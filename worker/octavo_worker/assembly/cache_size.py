@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from octavo_kernels import ops
-from octavo_worker.assembly.state_slots import host_slots, slot_bytes, state_slots
+from octavo_worker.assembly.state_slots import MOST_SHARE, host_slots, slot_bytes, state_slots
 from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, layout_of
@@ -25,7 +25,8 @@ def cache_config(
     of every block."""
     block_bytes, ranks = _block_bytes(options, model, *others), _ranks(model)
     each = ranks * slot_bytes(model)
-    slots = state_slots(options, model, _for_caches(options, model, block_bytes, room))
+    both = _for_caches(options, model, block_bytes, max_model_len, *others) if room is None else room
+    slots = state_slots(options, model, both)
     left = room if room is None else max(0, room - slots * slot_bytes(model))
     num_blocks = pool_size(options, model, block_bytes, max_model_len, left)
     kept = host_slots(options, each)
@@ -36,13 +37,19 @@ def cache_config(
     return CacheConfig(num_blocks, options.block_size, host_blocks, dtype, slots, kept)
 
 
-def _for_caches(options: ModelOptions, model: CausalModel, block_bytes: int, room: int | None) -> int:
-    """Bytes of each rank for keys, values and states together. Where the options name those of keys and values, states
-    come beside them, as much again, or what the CPU has for a cache by default."""
-    if room is not None:
-        return room
+def _for_caches(
+    options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int, *others: CausalModel
+) -> int:
+    """Bytes of each rank for keys, values and states together, where the options name those of keys and values: states
+    come beside them, as much again, or what the CPU has for a cache by default. On a GPU states have no more than what
+    is left there. Raises `ModelError` where the model alone leaves nothing."""
     asked = options.num_blocks * block_bytes if options.num_blocks else options.kv_cache_bytes or 0
-    return max(2 * asked // _ranks(model), DEFAULT_CACHE_BYTES)
+    asked //= _ranks(model)
+    both = max(2 * asked, DEFAULT_CACHE_BYTES)
+    if model.device.type != "cuda" or not slot_bytes(model):
+        return both
+    left = room_for_cache(options, model, max_model_len, *others) - asked
+    return min(both, int(max(0, left) / MOST_SHARE))
 
 
 def cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:
