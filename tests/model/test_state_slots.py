@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo_worker.assembly import cache_size
 from octavo_worker.assembly.state_slots import host_slots, slot_bytes, state_slots
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.state import StateLayout, StateMove, StateSpec
@@ -29,6 +30,11 @@ class Keeping:
     """A model by what its layers keep."""
 
     states: tuple[StateSpec | None, ...]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    cache: tuple[None, ...] = ()
+    kept_bytes: int = 0
+    group: None = None
+    dtype: torch.dtype = torch.bfloat16
 
 
 BIG = Keeping((StateSpec((32, 128, 128), (8192, 3), "bfloat16"), None) * 8)
@@ -80,6 +86,23 @@ def test_slots_take_half_of_the_memory_at_most() -> None:
     with pytest.raises(ModelError, match=r"states of this model are 16 MiB a sequence.*--state-slots"):
         state_slots(options(), BIG, 3 * each)  # type: ignore[arg-type]
     assert state_slots(options(state_slots=3), BIG, 0) == 4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("left", "slots"), [(64, 32), (20, 20), (1, None), (-3, None)])
+def test_states_beside_a_cache_that_is_named_have_what_a_gpu_has_left(
+    left: int, slots: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much again as the cache, if there is as much."""
+    each = slot_bytes(BIG)  # type: ignore[arg-type]
+    asked = 32 * each
+    monkeypatch.setattr(cache_size, "room_for_cache", lambda *_: asked + left * each)
+    model, sized = replace(BIG, device=torch.device("cuda")), options(kv_cache_bytes=asked, host_cache_bytes=0)
+    if slots is None:
+        with pytest.raises(ModelError, match="no room for 2 beside keys and values"):
+            cache_size.cache_config(sized, model, 1024, room=None)  # type: ignore[arg-type]
+        return
+    found = cache_size.cache_config(sized, model, 1024, room=None)  # type: ignore[arg-type]
+    assert found.num_state_slots == 1 + slots
 
 
 def test_a_model_without_states_has_no_slots() -> None:
