@@ -7,7 +7,7 @@
 namespace octavo {
 
 inline auto fields(LinearTile& x) { return std::tie(x.consumers, x.columns, x.tall); }
-inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster); }
+inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster, x.shares); }
 
 inline auto fields(CodedRows& x) { return std::tie(x.codes, x.stride, x.scales, x.scales_stride); }
 inline auto fields(W8A8Launch& x) { return std::tie(x.kernel, x.consumers, x.tokens, x.height); }
@@ -16,6 +16,12 @@ inline auto fields(CodedMatrix& x) {
 }
 inline auto fields(CodedTile& x) { return std::tie(x.tokens, x.cluster); }
 inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.cluster); }
+
+// Memory of pairs of blocks that share tiles.
+struct Meetings {
+  Address parts, arrivals;
+};
+inline auto fields(Meetings& x) { return std::tie(x.parts, x.arrivals); }
 
 // The end of a gated product.
 struct Gate {
@@ -49,7 +55,7 @@ CodedArgs coded_args(int dtype, const Rows& x, const CodedMatrix& weight, Addres
 
 void define_linear(py::module_& m) {
   m.def("linear", [](int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out,
-                     int rows, int columns, int depth, const Gate& gate, const Norm& norm, Address counter,
+                     int rows, int columns, int depth, const Gate& gate, const Norm& norm, Address counter, const Meetings& meetings,
                      const LinearLaunch& launch, Address stream) {
     LinearArgs a{};
     a.dtype = Dtype(dtype);
@@ -60,6 +66,7 @@ void define_linear(py::module_& m) {
     a.gated = gate.gated, a.activation = gate.kind;
     a.norm = norm.weight, a.eps = norm.eps, a.offset = norm.offset;
     a.counter = at<unsigned>(counter);
+    a.parts = at<float>(meetings.parts), a.arrivals = at<int>(meetings.arrivals);
     return launched("linear", linear(a, launch, stream_at(stream)));
   });
 }

@@ -19,6 +19,7 @@
 #include "device/pair_tiles.cuh"
 #include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
+#include "linear/swapped_store.cuh"
 
 namespace octavo {
 namespace {
@@ -61,18 +62,13 @@ struct Grid {
 
 #if OCTAVO_WGMMA
 
-template <Activation kind>
-__device__ inline void activate_all(float (&x)[8]) {
-#pragma unroll
-  for (float& one : x) one = activate<kind>(one);
-}
-
 template <class T, class S>
 struct Block {
   using Weights = Rounded<T, S::kKind>;
+  using Store = SwappedStore<T, CodedArgs>;
   using Sums = float[S::kTokens / 2];
   using Held = uint32_t[kStageSteps][4];
-  static constexpr int kEights = S::kTokens / 8;
+  static constexpr int kPlain = Store::kPlain, kGated = Store::kGated;
 
   const CodedArgs& a;
   const Grid& grid;
@@ -81,13 +77,14 @@ struct Block {
   const int rank, across, part;  // in the cluster; in its pair; which part of the depth
   const int begin, count;        // stages
   const int lane, warp;          // the latter of those that multiply
+  const Store store;
   BufferRing ring;
 
   __device__ Block(const CodedArgs& args, const Grid& all, char* aligned_memory)
       : a(args), grid(all), memory(aligned_memory), base(shared_address(aligned_memory)),
         rank(blockIdx.x % (kPair * all.cluster)), across(rank % kPair), part(rank / kPair),
         begin(all.stages * part / all.cluster), count(all.stages * (part + 1) / all.cluster - begin),
-        lane(threadIdx.x % 32), warp(uniform(threadIdx.x / 32) - 4), ring(base, S::kStages) {}
+        lane(threadIdx.x % 32), warp(uniform(threadIdx.x / 32) - 4), store{args, lane}, ring(base, S::kStages) {}
 
   __device__ uint32_t x_at(int stage) const { return base + S::kRing + stage * S::kXBytes; }
   __device__ int weights_at(int stage) const { return S::kWeightsAt + stage * S::kWeightBytes; }
@@ -207,113 +204,37 @@ struct Block {
     release(last);
   }
 
-  // Where a thread's results go: the columns of its rows, and of what it stores, in which its warp has the same.
-  struct Place {
-    int token, end, column;
-    float biases[2];
-  };
-  __device__ Place place(const Tile& to) const {
+  __device__ SwappedPlace place(const Tile& to) const {
     const int half = a.columns / 2, strip = a.gated ? to.strip + warp / 2 : to.strip + warp;
-    Place p{to.token, min(a.rows, to.token + grid.tokens), strip * kStripRows + (a.gated ? warp % 2 * 8 : 0), {}};
+    SwappedPlace p{to.token, min(a.rows, to.token + grid.tokens), strip * kStripRows + (a.gated ? warp % 2 * 8 : 0), {}};
     if (a.bias) {
       const int low = p.column + lane / 4, high = a.gated ? low + half : low + 8;
-      const T* bias = static_cast<const T*>(a.bias);
-      p.biases[0] = to_float(bias[min(low, a.columns - 1)]), p.biases[1] = to_float(bias[min(high, a.columns - 1)]);
+      p.biases[0] = store.bias(low), p.biases[1] = store.bias(high);
     }
     return p;
   }
 
-  // Plain, sixteen rows of x at a time: of two eights of columns four units of 16 bytes, one for each of four threads.
-  static constexpr int kPlain = 2, kGated = 4;  // eights of rows at a time
-  __device__ bool is_stored(const Place& p, int n, int& token, int& column) const {
-    token = p.token + (n + lane % 4 / 2) * 8 + lane / 4, column = p.column + lane % 2 * 8;
-    return token < p.end && column < a.columns;
-  }
-  __device__ uint4 residual(const Place& p, int n) const {
-    int token, column;
-    if (!a.residual || !is_stored(p, n, token, column)) return make_uint4(0, 0, 0, 0);
-    return *reinterpret_cast<const uint4*>(static_cast<const T*>(a.residual) + token * a.residual_stride + column);
-  }
-  __device__ void store_plain(const Place& p, int n, const float (&sums)[4 * kPlain], const uint4& raw) const {
-    uint32_t words[4], more[4] = {raw.x, raw.y, raw.z, raw.w};
-    if (a.residual) {
-      transpose_quad(more);
-#pragma unroll
-      for (uint32_t& word : more) word = transpose(word);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float bias = p.biases[i % 2];
-      float2 sum = make_float2(sums[2 * i] + bias, sums[2 * i + 1] + bias);
-      if (a.residual) {
-        const float2 addend = unpack<T>(more[i]);
-        sum.x += addend.x, sum.y += addend.y;
-      }
-      words[i] = transpose(pack<T>(sum.x, sum.y));
-    }
-    transpose_quad(words);
-    int token, column;
-    if (is_stored(p, n, token, column)) store_unit(token, column, words);
-  }
-  // Gated, thirty-two rows of x and one eight of columns. Both projections are rounded as if they had been stored.
-  __device__ void store_gated(const Place& p, int n, const float (&sums)[4 * kGated]) const {
-    float gates[8], ups[8];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 gate = unpack<T>(pack<T>(sums[4 * i] + p.biases[0], sums[4 * i + 1] + p.biases[0]));
-      const float2 up = unpack<T>(pack<T>(sums[4 * i + 2] + p.biases[1], sums[4 * i + 3] + p.biases[1]));
-      gates[2 * i] = gate.x, gates[2 * i + 1] = gate.y, ups[2 * i] = up.x, ups[2 * i + 1] = up.y;
-    }
-    switch (a.activation) {
-      case Activation::silu: activate_all<Activation::silu>(gates); break;
-      case Activation::gelu: activate_all<Activation::gelu>(gates); break;
-      default: activate_all<Activation::gelu_tanh>(gates);
-    }
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = transpose(pack<T>(gates[2 * i] * ups[2 * i], gates[2 * i + 1] * ups[2 * i + 1]));
-    transpose_quad(words);
-    const int token = p.token + (n + lane % 4) * 8 + lane / 4;
-    if (token < p.end && p.column < a.columns / 2) store_unit(token, p.column, words);
-  }
-  __device__ void store_unit(int token, int column, const uint32_t (&words)[4]) const {
-    *reinterpret_cast<uint4*>(static_cast<T*>(a.out) + token * a.out_stride + column) =
-        make_uint4(words[0], words[1], words[2], words[3]);
-  }
-
-  // Calls f with a number of eights and the sums of those, of each as many as are stored at a time.
-  template <int kAtOnce, class F>
-  __device__ void in_parts(const Sums& sums, F&& f) const {
-#pragma unroll
-    for (int n = 0; n < kEights; n += kAtOnce) {
-      float own[4 * kAtOnce];
-#pragma unroll
-      for (int i = 0; i < 4 * kAtOnce; ++i) own[i] = sums[4 * n + i];
-      f(n, own);
-    }
-  }
   // All of the depth is this block's.
   __device__ void finish(const Tile& to) {
-    const Place p = place(to);
+    const SwappedPlace p = place(to);
     Sums sums;
     clear(sums);
     if (a.gated) {
       add_up(sums, [] {});
       in_parts<kGated>(sums, [&](int n, const float(&own)[4 * kGated]) {
-        if (n * 8 < grid.tokens) store_gated(p, n, own);
+        if (n * 8 < grid.tokens) store.gated(p, n, own);
       });
       return;
     }
     uint4 residuals[kAhead];  // what is stored is loaded by the same thread: it may go where they are
     add_up(sums, [&] {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) residuals[i] = residual(p, i * kPlain);
+      for (int i = 0; i < kAhead; ++i) residuals[i] = store.residual(p, i * kPlain);
     });
     in_parts<kPlain>(sums, [&](int n, const float(&own)[4 * kPlain]) {
       const uint4 raw = residuals[n / kPlain % kAhead];
-      residuals[n / kPlain % kAhead] = residual(p, n + kAhead * kPlain);
-      if (n * 8 < grid.tokens) store_plain(p, n, own, raw);
+      residuals[n / kPlain % kAhead] = store.residual(p, n + kAhead * kPlain);
+      if (n * 8 < grid.tokens) store.plain(p, n, own, raw);
     });
   }
   __device__ static void clear(Sums& sums) {
@@ -351,7 +272,7 @@ struct Block {
     }
   }
   __device__ void finish_together(const Tile& to) {
-    const Place p = place(to);
+    const SwappedPlace p = place(to);
     Sums sums;
     clear(sums);
     add_up(sums, [] {});
@@ -359,19 +280,19 @@ struct Block {
     if (a.gated) send<kGated>(sums);
     else send<kPlain>(sums);
     const int at_once = a.gated ? kGated : kPlain, apart = at_once * grid.cluster;
-    uint4 raw = a.gated ? make_uint4(0, 0, 0, 0) : residual(p, part * at_once);
+    uint4 raw = a.gated ? make_uint4(0, 0, 0, 0) : store.residual(p, part * at_once);
     cluster_meet();
     for (int n = part * at_once; n * 8 < grid.tokens; n += apart) {
       if (a.gated) {
         float own[4 * kGated];
         receive<kGated>(n, own);
-        store_gated(p, n, own);
+        store.gated(p, n, own);
       } else {
         const uint4 now = raw;
-        raw = residual(p, n + apart);
+        raw = store.residual(p, n + apart);
         float own[4 * kPlain];
         receive<kPlain>(n, own);
-        store_plain(p, n, own, now);
+        store.plain(p, n, own, now);
       }
     }
   }

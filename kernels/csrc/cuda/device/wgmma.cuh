@@ -62,7 +62,9 @@ __device__ inline void products_wait(Sum (&results)[N]) {
 #define OCTAVO_FLOATS_64(kind, d, i) OCTAVO_FLOATS_32(kind, d, i), OCTAVO_FLOATS_32(kind, d, i + 32)
 #define OCTAVO_FLOATS_80(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_16(kind, d, i + 64)
 #define OCTAVO_FLOATS_96(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_32(kind, d, i + 64)
+#define OCTAVO_FLOATS_104(kind, d, i) OCTAVO_FLOATS_80(kind, d, i), OCTAVO_FLOATS_24(kind, d, i + 80)
 #define OCTAVO_FLOATS_112(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_48(kind, d, i + 64)
+#define OCTAVO_FLOATS_120(kind, d, i) OCTAVO_FLOATS_96(kind, d, i), OCTAVO_FLOATS_24(kind, d, i + 96)
 #define OCTAVO_FLOATS_128(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_64(kind, d, i + 64)
 #define OCTAVO_NAMES_4 "%0,%1,%2,%3"
 #define OCTAVO_NAMES_8 OCTAVO_NAMES_4 ",%4,%5,%6,%7"
@@ -79,11 +81,10 @@ __device__ inline void products_wait(Sum (&results)[N]) {
 #define OCTAVO_NAMES_80                                                                                               \
   OCTAVO_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define OCTAVO_NAMES_96 OCTAVO_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define OCTAVO_NAMES_112                                                                                              \
-  OCTAVO_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103," \
-  "%104,%105,%106,%107,%108,%109,%110,%111"
-#define OCTAVO_NAMES_128                                                                                              \
-  OCTAVO_NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define OCTAVO_NAMES_104 OCTAVO_NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define OCTAVO_NAMES_112 OCTAVO_NAMES_104 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#define OCTAVO_NAMES_120 OCTAVO_NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define OCTAVO_NAMES_128 OCTAVO_NAMES_120 ",%120,%121,%122,%123,%124,%125,%126,%127"
 
 // d[64][columns] += a[64][16] b[columns][16]^T, both in shared memory, rows along the 16; d is `half` registers.
 #define OCTAVO_WGMMA_SUM(T, NAME, columns, half, A, B)                                                                \
@@ -125,7 +126,10 @@ __device__ inline void products_wait(Sum (&results)[N]) {
   OCTAVO_WGMMA_SUM(T, NAME, 96, 48, 48, 49)                                                                           \
   OCTAVO_WGMMA_SUM(T, NAME, 128, 64, 64, 65)                                                                          \
   OCTAVO_WGMMA_SUM(T, NAME, 160, 80, 80, 81)                                                                          \
+  OCTAVO_WGMMA_SUM(T, NAME, 192, 96, 96, 97)                                                                          \
+  OCTAVO_WGMMA_SUM(T, NAME, 208, 104, 104, 105)                                                                       \
   OCTAVO_WGMMA_SUM(T, NAME, 224, 112, 112, 113)                                                                       \
+  OCTAVO_WGMMA_SUM(T, NAME, 240, 120, 120, 121)                                                                       \
   OCTAVO_WGMMA_SUM(T, NAME, 256, 128, 128, 129)                                                                       \
   OCTAVO_WGMMA_TRANSPOSED(T, NAME, 64, 32, 32, 33, 34, 35, 36)                                                        \
   OCTAVO_WGMMA_TRANSPOSED(T, NAME, 96, 48, 48, 49, 50, 51, 52)                                                        \
@@ -193,7 +197,9 @@ OCTAVO_WGMMA_HELD_TYPE(f16, "f16")
 #undef OCTAVO_WGMMA_FIRST
 #undef OCTAVO_WGMMA_SUM
 #undef OCTAVO_NAMES_128
+#undef OCTAVO_NAMES_120
 #undef OCTAVO_NAMES_112
+#undef OCTAVO_NAMES_104
 #undef OCTAVO_NAMES_96
 #undef OCTAVO_NAMES_80
 #undef OCTAVO_NAMES_64
@@ -204,7 +210,9 @@ OCTAVO_WGMMA_HELD_TYPE(f16, "f16")
 #undef OCTAVO_NAMES_8
 #undef OCTAVO_NAMES_4
 #undef OCTAVO_FLOATS_128
+#undef OCTAVO_FLOATS_120
 #undef OCTAVO_FLOATS_112
+#undef OCTAVO_FLOATS_104
 #undef OCTAVO_FLOATS_96
 #undef OCTAVO_FLOATS_80
 #undef OCTAVO_FLOATS_64

@@ -15,6 +15,7 @@ cudaError_t linear_ring(const LinearArgs&, int cluster, const Device&, cudaStrea
 // In builds for 90a, on Hopper.
 cudaError_t linear_wide(const LinearArgs&, const LinearTile&, const Device&, cudaStream_t);
 cudaError_t linear_uniform(const LinearArgs&, const LinearTile&, const Device&, cudaStream_t);
+cudaError_t linear_swapped(const LinearArgs&, const LinearTile&, int shares, const Device&, cudaStream_t);
 
 #if OCTAVO_BULK_COPY
 

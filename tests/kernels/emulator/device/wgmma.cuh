@@ -140,7 +140,7 @@ void wgmma(T, float (&d)[half], uint64_t a, uint64_t b) {
 }
 
 // Elements outside of the tensor come as zeros.
-inline void copy_tensor(emulator::Block* block, uint32_t shared, const CUtensorMap& map, int first, int second, int third,
+inline void copy_tensor(emulator::Block* block, uint32_t shared, const CUtensorMap& map, int first, int second, int third, int fourth,
                         uint32_t barrier) {
   Map m;
   std::memcpy(&m, &map, sizeof(m));
@@ -149,19 +149,22 @@ inline void copy_tensor(emulator::Block* block, uint32_t shared, const CUtensorM
   emulator::shared_of(block, shared, m.bytes());
   copy_later(block, barrier, m.bytes(), [=] {
     uint32_t to = shared;
-    for (int k = 0; k < m.box[2]; ++k)
-      for (int j = 0; j < m.box[1]; ++j)
-        for (int i = 0; i < m.box[0]; ++i, to += m.element) {
-          char value[4] = {};
-          const int64_t at[3] = {first + i, second + j, third + k};
-          if (at[0] < m.sizes[0] && at[1] < m.sizes[1] && at[2] < m.sizes[2])
-            std::memcpy(value, m.data + at[0] * m.strides[0] + at[1] * m.strides[1] + at[2] * m.strides[2], m.element);
-          std::memcpy(emulator::shared_of(block, swizzles ? swizzled(to) : to, m.element), value, m.element);
-        }
+    for (int l = 0; l < m.box[3]; ++l)
+      for (int k = 0; k < m.box[2]; ++k)
+        for (int j = 0; j < m.box[1]; ++j)
+          for (int i = 0; i < m.box[0]; ++i, to += m.element) {
+            char value[4] = {};
+            const int64_t at[4] = {first + i, second + j, third + k, fourth + l};
+            bool inside = true;
+            int64_t from = 0;
+            for (int d = 0; d < 4; ++d) inside = inside && at[d] < m.sizes[d], from += at[d] * m.strides[d];
+            if (inside) std::memcpy(value, m.data + from, m.element);
+            std::memcpy(emulator::shared_of(block, swizzles ? swizzled(to) : to, m.element), value, m.element);
+          }
   });
 }
 inline void copy_rows(uint32_t shared, const CUtensorMap& map, int depth, int row, uint32_t barrier) {
-  copy_tensor(emulator::current->block, shared, map, depth, row, 0, barrier);
+  copy_tensor(emulator::current->block, shared, map, depth, row, 0, 0, barrier);
 }
 
 }  // namespace octavo
