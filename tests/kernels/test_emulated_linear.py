@@ -43,7 +43,7 @@ def assert_product(got, x, weight, bias=None, residual=None):
 # another; no whole tile of columns, no whole stage of the depth.
 CASES = [
     (2, 96, 65, 264, 72, 0), (2, 96, 96, 776, 520, 0), (2, 128, 128, 512, 456, 2), (2, 208, 200, 264, 264, 3),
-    (3, 96, 66, 392, 200, 2), (3, 224, 210, 776, 128, 3), (2, 256, 256, 1032, 136, 3), (2, 160, 129, 768, 192, 2),
+    (3, 96, 66, 392, 200, 2), (3, 192, 177, 776, 128, 3), (2, 256, 256, 1032, 136, 3), (2, 160, 129, 768, 192, 2),
     (2, 240, 226, 24, 840, 3), (3, 160, 150, 8, 64, 1), (4, 128, 97, 1304, 264, 3), (4, 96, 80, 528, 136, 0),
 ]  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_products_are_right(emulated, case):
 def test_gates(emulated, gate, shares):
     x, weight, bias, _ = make(100, 784, 264)
     emulated.set_up(6, 5)
-    for tile, own in ((Tile(2, 128), None), (Tile(3, 208), bias)):
+    for tile, own in ((Tile(2, 128), None), (Tile(3, 128), bias)):
         got = emulated.swapped(x, weight, tile, shares, bias=own, gate=gate)
         product = reference.linear(x.double(), weight.double(), None if own is None else own.double())
         expected = reference.act_and_mul(product.to(x.dtype).double(), gate)

@@ -6,6 +6,7 @@
 
 namespace octavo {
 
+inline auto fields(Meetings& x) { return std::tie(x.parts, x.arrivals); }
 inline auto fields(LinearTile& x) { return std::tie(x.consumers, x.columns, x.tall); }
 inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster, x.shares); }
 
@@ -16,12 +17,6 @@ inline auto fields(CodedMatrix& x) {
 }
 inline auto fields(CodedTile& x) { return std::tie(x.tokens, x.cluster); }
 inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.cluster); }
-
-// Memory of pairs of blocks that share tiles.
-struct Meetings {
-  Address parts, arrivals;
-};
-inline auto fields(Meetings& x) { return std::tie(x.parts, x.arrivals); }
 
 // The end of a gated product.
 struct Gate {
@@ -66,7 +61,7 @@ void define_linear(py::module_& m) {
     a.gated = gate.gated, a.activation = gate.kind;
     a.norm = norm.weight, a.eps = norm.eps, a.offset = norm.offset;
     a.counter = at<unsigned>(counter);
-    a.parts = at<float>(meetings.parts), a.arrivals = at<int>(meetings.arrivals);
+    a.meetings = meetings;
     return launched("linear", linear(a, launch, stream_at(stream)));
   });
 }

@@ -7,6 +7,13 @@
 
 namespace octavo {
 
+// Memory of pairs of blocks that share the depth of tiles (device/shared_depth.cuh): their sums, and zeros, two for each block of
+// a pair and tile, which are zeros again when the launch has ended.
+struct Meetings {
+  void* parts;
+  int* arrivals;
+};
+
 struct LinearArgs {
   Dtype dtype;
   const void* weight;
@@ -23,10 +30,7 @@ struct LinearArgs {
   Activation activation;
   const void* norm;  // null: none; otherwise the product is that of x's RMS norm, with these weights
   float eps, offset;
-  // Of `swapped` where pairs share tiles: room for their sums, [pairs][2][blocks of a pair][tile], and zeros, two for each block of a pair
-  // and tile, which are zeros again when the launch has ended.
-  float* parts;
-  int* arrivals;
+  Meetings meetings;  // of `swapped` where pairs share the depth
   unsigned* counter;  // null: none; one zero, which is zero again when the launch has ended, for one stream
 };
 

@@ -5,12 +5,8 @@
 // their rows of x. Gate and up rows lie in shared memory by turns, eight of each, so that both factors of a result are one
 // thread's.
 //
-// A tile's depth is cut into stages, and the stages of all tiles, one tile after the other, are shared out evenly among the
-// pairs (Stream-K: Osama and others, 2023), or by whole tiles. Who has a part of a tile stores its sums in float32, and when
-// all of them are there each adds up some of the rows of x, in the order of the depth: the same bits in every run.
-#include <algorithm>
-
-#include "device/pair_tiles.cuh"
+// Pairs have whole tiles, or share the depth of all of them (shared_depth.cuh).
+#include "device/shared_depth.cuh"
 #include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
 #include "linear/swapped_store.cuh"
@@ -18,8 +14,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kAhead = 4;      // residuals that are on their way
-constexpr int kStorersId = 1;  // of the barrier of all threads that multiply
+constexpr int kAhead = 4;  // residuals that are on their way
 
 // A tile has 64 rows of the weight for each consumer, a warpgroup, and up to so many rows of x.
 template <int consumers, int tokens>
@@ -34,15 +29,6 @@ struct Shape {
   static_assert(tokens % 16 == 0 && kStages >= 4);
 };
 
-// Pairs of tiles along the weight, their stages, the rows of x that are copied, and the pairs of blocks, `workers`, among which
-// the stages are shared out: by `whole` tiles, or evenly.
-struct Grid {
-  int tiles, stages, tokens, workers;
-  bool whole;
-  __host__ __device__ int units() const { return whole ? tiles : tiles * stages; }
-  __host__ __device__ int begin(int worker) const { return units() * worker / workers * (whole ? stages : 1); }
-};
-
 struct Maps {
   CUtensorMap x, weights;
 };
@@ -53,21 +39,22 @@ template <class T, class S>
 struct Block {
   using Store = SwappedStore<T, LinearArgs>;
   using Sums = float[S::kTokens / 2];
+  using Parts = DepthParts<float, S::kTokens / 8, S::kStorers>;
 
   const LinearArgs& a;
-  const Grid& grid;
+  const SharedDepth& depth;
+  const int tokens;  // rows of x that are copied
   const uint32_t base;
-  const int rank, worker, begin, end;  // in its pair; its pair; stages of all tiles
+  const int rank, worker;  // in its pair; its pair
   const Store store;
   BufferRing ring;
 
-  __device__ Block(const LinearArgs& args, const Grid& all, uint32_t memory)
-      : a(args), grid(all), base(memory), rank(blockIdx.x % kPair), worker(blockIdx.x / kPair), begin(all.begin(worker)),
-        end(all.begin(worker + 1)), store{args, int(threadIdx.x % 32)}, ring(memory, S::kStages) {}
+  __device__ Block(const LinearArgs& args, const SharedDepth& all, uint32_t memory)
+      : a(args), depth(all), tokens((args.rows + 15) / 16 * 16), base(memory), rank(blockIdx.x % kPair),
+        worker(blockIdx.x / kPair), store{args, int(threadIdx.x % 32)}, ring(memory, S::kStages) {}
 
   __device__ uint32_t weights_at(int stage) const { return base + S::kRing + stage * S::kStageBytes; }
   __device__ uint32_t x_at(int stage) const { return weights_at(stage) + S::kWeightBytes; }
-  __device__ int thread() const { return threadIdx.x - kWarpgroup; }  // of those that multiply
 
   __device__ void init_barriers() const {
     ring.init(1, kPair * 4 * S::kConsumers);
@@ -77,31 +64,15 @@ struct Block {
   // The first row of this block's tile of a pair, of gate and up together.
   __device__ int row_of(int tile) const { return (tile * kPair + rank) * S::kHeight; }
 
+  __device__ int stage_bytes() const { return S::kWeightBytes + tokens * kRowBytes; }
   __device__ void bring_weights(const Maps& maps, int at, int stage) const {
-    const int row = row_of(at / grid.stages), depth = at % grid.stages * kDepth;
-    if (a.gated) copy_halves(weights_at(stage), maps.weights, depth, row / 16, ring.full + 8 * stage);
-    else copy_rows(weights_at(stage), maps.weights, depth, row, ring.full + 8 * stage);
+    const int row = row_of(at / depth.stages), column = at % depth.stages * kDepth;
+    if (a.gated) copy_halves(weights_at(stage), maps.weights, column, row / 16, ring.full + 8 * stage);
+    else copy_rows(weights_at(stage), maps.weights, column, row, ring.full + 8 * stage);
   }
   __device__ void bring_x(const Maps& maps, int at, int stage) const {
-    const int from = rank * (grid.tokens / kPair);
-    copy_rows(x_at(stage) + from * kRowBytes, maps.x, at % grid.stages * kDepth, from, ring.full + 8 * stage, uint16_t(3));
-  }
-  // The thread that copies brings all stages of its block, and the x that both blocks have. The first weights are on their way
-  // before the previous kernel has ended. It does not end before the other block has let go of all of this one's stages
-  // (pair_tiles.cuh).
-  __device__ void bring(const Maps& maps) {
-    const int bytes = S::kWeightBytes + grid.tokens * kRowBytes, early = min(ring.length, end - begin);
-    for (int i = 0; i < early; ++i) barrier_expect(ring.full + 8 * i, bytes), bring_weights(maps, begin + i, i);
-    wait_for_previous_kernel();
-    launch_next_kernel();
-    for (int i = 0; i < early; ++i) bring_x(maps, begin + i, i), ring.advance();
-    for (int at = begin + early; at < end; ++at) {
-      ring.await_empty();
-      barrier_expect(ring.full_now(), bytes);
-      bring_weights(maps, at, ring.stage), bring_x(maps, at, ring.stage);
-      ring.advance();
-    }
-    ring.drain();
+    const int from = rank * (tokens / kPair);
+    copy_rows(x_at(stage) + from * kRowBytes, maps.x, at % depth.stages * kDepth, from, ring.full + 8 * stage, uint16_t(3));
   }
 
   // `meanwhile` is called while the last products are under way.
@@ -113,10 +84,10 @@ struct Block {
     for (int i = 0; i < count; ++i) {
       ring.await_full();
       const uint32_t rows = uniform((weights_at(ring.stage) + consumer * kRows * kRowBytes) / 16);
-      const uint32_t tokens = uniform(x_at(ring.stage) / 16);
+      const uint32_t x = uniform(x_at(ring.stage) / 16);
       products_begin();
 #pragma unroll
-      for (int k = 0; k < kDepth / 16; ++k) wgmma(T{}, sums, operand<128>(rows + 2 * k), operand<128>(tokens + 2 * k));
+      for (int k = 0; k < kDepth / 16; ++k) wgmma(T{}, sums, operand<128>(rows + 2 * k), operand<128>(x + 2 * k));
       products_commit();
       if (i > 0) products_wait<1>(), leave_stage(ring, previous, store.lane);
       previous = ring.stage;
@@ -129,7 +100,7 @@ struct Block {
 
   __device__ SwappedPlace place(int tile, int warp) const {
     const int row = row_of(tile) + warp * 16, half = a.columns / 2;
-    SwappedPlace p{0, min(a.rows, grid.tokens), a.gated ? row / 2 : row, {}};
+    SwappedPlace p{0, a.rows, a.gated ? row / 2 : row, {}};
     if (a.bias) {
       const int low = p.column + store.lane / 4;
       p.biases[0] = store.bias(low), p.biases[1] = store.bias(a.gated ? low + half : low + 8);
@@ -142,100 +113,55 @@ struct Block {
     const SwappedPlace p = place(tile, warp);
     Sums sums;
     uint4 residuals[kAhead];
-    add_up(sums, warp / 4, grid.stages, [&] {
+    add_up(sums, warp / 4, depth.stages, [&] {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) residuals[i] = store.residual(p, i * Store::kPlain);
     });
     if (a.gated) {
       in_parts<Store::kGated>(sums, [&](int n, const auto& own) {
-        if (n * 8 < grid.tokens) store.gated(p, n, own);
+        if (n * 8 < tokens) store.gated(p, n, own);
       });
       return;
     }
     in_parts<Store::kPlain>(sums, [&](int n, const auto& own) {
       const uint4 raw = residuals[n / Store::kPlain % kAhead];
       residuals[n / Store::kPlain % kAhead] = store.residual(p, n + kAhead * Store::kPlain);
-      if (n * 8 < grid.tokens) store.plain(p, n, own, raw);
+      if (n * 8 < tokens) store.plain(p, n, own, raw);
     });
   }
-
-  // Where sums of a part of a tile go, [pairs][first or last of its tiles][block][eights of rows of x][thread]. A pair whose
-  // stages begin in a tile has it as its first one.
-  __device__ float4* part(int from, int tile) const {
-    const int last = grid.begin(from) < tile * grid.stages;
-    const int64_t blocks = (int64_t(from) * 2 + (last ? 1 : 0)) * kPair + rank;
-    return reinterpret_cast<float4*>(a.parts) + blocks * (S::kTokens / 8) * S::kStorers + thread();
-  }
-  __device__ int* arrived(int tile) const { return a.arrivals + (tile * kPair + rank) * 2; }
-
-  __device__ void hand_in(int tile, int warp, int count) {
+  __device__ void finish_part(const Parts& parts, int tile, int warp, int count) {
     Sums sums;
     add_up(sums, warp / 4, count, [] {});
-    float4* const to = part(worker, tile);
-#pragma unroll
-    for (int n = 0; n < S::kTokens / 8; ++n)
-      if (n * 8 < grid.tokens)
-        to[n * S::kStorers] = make_float4(sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]);
-    barrier_sync(kStorersId, S::kStorers);
-    if (thread() == 0) __threadfence(), add_released(arrived(tile), 1);
+    parts.hand_in(tile, [&](int n) {
+      return typename Parts::Four{sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]};
+    });
   }
-
-  // Sums of so many eights of rows of x from `n` on, of the parts of a tile that these pairs have.
-  template <int kAtOnce>
-  __device__ void collect(int tile, int first, int last, int n, float (&sums)[4 * kAtOnce]) const {
-#pragma unroll
-    for (float& sum : sums) sum = 0.0f;
-    for (int from = first; from <= last; ++from) {
-      const float4* const of = part(from, tile) + n * S::kStorers;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if ((n + i) * 8 >= grid.tokens) continue;
-        const float4 own = __ldcg(of + i * S::kStorers);
-        sums[4 * i] += own.x, sums[4 * i + 1] += own.y, sums[4 * i + 2] += own.z, sums[4 * i + 3] += own.w;
-      }
-    }
-  }
-  // This pair's share of a tile's rows of x, when all have handed in their sums. The last to leave sets both counters back.
-  __device__ void share(int tile, int warp) const {
-    int first = worker, last = worker;
-    while (grid.begin(first) > tile * grid.stages) --first;
-    while (grid.begin(last + 1) < (tile + 1) * grid.stages) ++last;
-    const int count = last - first + 1, at_once = a.gated ? Store::kGated : Store::kPlain;
+  __device__ void finish_shared(const Parts& parts, int tile, int warp) const {
     const SwappedPlace p = place(tile, warp);
-    if (thread() == 0)
-      while (load_acquired(arrived(tile)) < count) {
-      }
-    barrier_sync(kStorersId, S::kStorers);
-    for (int n = (worker - first) * at_once; n * 8 < grid.tokens; n += count * at_once) {
+    parts.share(tile, a.gated ? Store::kGated : Store::kPlain, [&](int n, const auto& sharers) {
       if (a.gated) {
         float sums[4 * Store::kGated];
-        collect<Store::kGated>(tile, first, last, n, sums);
+        parts.template collect<Store::kGated>(tile, sharers, n, sums);
         store.gated(p, n, sums);
       } else {
         const uint4 raw = store.residual(p, n);
         float sums[4 * Store::kPlain];
-        collect<Store::kPlain>(tile, first, last, n, sums);
+        parts.template collect<Store::kPlain>(tile, sharers, n, sums);
         store.plain(p, n, sums, raw);
       }
-    }
-    barrier_sync(kStorersId, S::kStorers);
-    if (thread() == 0 && atomicAdd(arrived(tile) + 1, 1) == count - 1) arrived(tile)[0] = 0, arrived(tile)[1] = 0;
+    });
   }
 
   __device__ void compute() {
-    const int warp = uniform(thread() / 32), consumer = warp / 4;
+    const int thread = threadIdx.x - kWarpgroup, warp = uniform(thread / 32), consumer = warp / 4;
+    const Parts parts{depth, a.meetings, worker, rank, thread, tokens / 8};
     // Each lags by a stage, and so multiplies on while the one before stores.
-    if (consumer > 0) barrier_wait(ring.full + 8 * min(consumer, end - begin - 1), 0);
+    const int stages = depth.begin(worker + 1) - depth.begin(worker);
+    if (consumer > 0) barrier_wait(ring.full + 8 * min(consumer, stages - 1), 0);
     wait_for_previous_kernel();  // it may have written what is added, or read what is handed in
-    for (int at = begin; at < end;) {
-      const int tile = at / grid.stages, stop = min(end, (tile + 1) * grid.stages);
-      if (stop - at == grid.stages) finish(tile, warp);
-      else hand_in(tile, warp, stop - at);
-      at = stop;
-    }
-    const int first = begin / grid.stages, last = (end - 1) / grid.stages;
-    if (begin % grid.stages || end < (first + 1) * grid.stages) share(first, warp);
-    if (last > first && end % grid.stages) share(last, warp);
+    parts.go_through([&](int tile) { finish(tile, warp); },
+                     [&](int tile, int count) { finish_part(parts, tile, warp, count); },
+                     [&](int tile) { finish_shared(parts, tile, warp); });
   }
 };
 
@@ -244,10 +170,10 @@ struct Block {
 template <class T, class S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     linear_swapped_kernel(const __grid_constant__ LinearArgs a, const __grid_constant__ Maps maps,
-                          const __grid_constant__ Grid grid) {
+                          const __grid_constant__ SharedDepth depth) {
 #if OCTAVO_WGMMA
   extern __shared__ char memory[];
-  Block<T, S> block(a, grid, (shared_address(memory) + S::kRing - 1) & ~(S::kRing - 1u));
+  Block<T, S> block(a, depth, (shared_address(memory) + S::kRing - 1) & ~(S::kRing - 1u));
   if (threadIdx.x == 0) block.init_barriers();
   cluster_meet();
   if (threadIdx.x >= kWarpgroup) {
@@ -255,7 +181,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     block.compute();
   } else {
     give_registers<S::kKept>();
-    if (threadIdx.x == 0) block.bring(maps);
+    if (threadIdx.x == 0) bring_stages(block, maps, depth.begin(block.worker), depth.begin(block.worker + 1));
   }
 #endif
 }
@@ -264,18 +190,17 @@ constexpr int over(int n, int by) { return (n + by - 1) / by; }
 
 template <class T, class S>
 cudaError_t launch(const LinearArgs& a, int shares, const Device& device, cudaStream_t stream) {
-  Grid grid{over(a.columns, S::kHeight * kPair), over(a.depth, kDepth), over(a.rows, 16) * 16, 0, shares == 0};
-  const int at_once = device.multiprocessors / kPair;  // all of which run side by side: they wait for each other
-  if (shares > std::min(at_once, grid.tiles * grid.stages) || (shares && !(a.parts && a.arrivals))) return cudaErrorInvalidValue;
-  grid.workers = shares ? shares : std::min(grid.tiles, at_once);
+  const SharedDepth depth = share_depth(over(a.columns, S::kHeight * kPair), over(a.depth, kDepth), shares,
+                                        device.multiprocessors, a.meetings.parts && a.meetings.arrivals);
+  if (depth.workers == 0) return cudaErrorInvalidValue;
   Maps maps;
   const bool described =
       (a.gated ? describe_halves(maps.weights, a.weight, a.columns, a.depth, a.weight_stride, S::kHeight)
                : describe_matrix(maps.weights, a.weight, a.columns, a.depth, a.weight_stride, S::kHeight)) &&
-      describe_matrix(maps.x, a.x, a.rows, a.depth, a.x_stride, grid.tokens / kPair);
+      describe_matrix(maps.x, a.x, a.rows, a.depth, a.x_stride, over(a.rows, 16) * 16 / kPair);
   if (!described) return cudaErrorNotSupported;
-  const Launch how{dim3(kPair * grid.workers), S::kThreads, S::kBytes, kPair};
-  return launch_after(linear_swapped_kernel<T, S>, how, stream, a, maps, grid);
+  const Launch how{dim3(kPair * depth.workers), S::kThreads, S::kBytes, kPair};
+  return launch_after(linear_swapped_kernel<T, S>, how, stream, a, maps, depth);
 }
 
 // With the tile that is asked for, which is one of these.

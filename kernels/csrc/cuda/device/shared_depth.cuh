@@ -1,0 +1,146 @@
+// The depth of tiles, shared out among pairs of blocks (Stream-K: Osama and others, 2023).
+//
+// The stages of all tiles, one tile after the other, are cut into as many ranges as there are pairs: by whole tiles, or evenly.
+// Who has a part of a tile stores its sums, and when all of them are there each of these pairs adds up some of the rows of x,
+// in the order of the depth: the same bits in every run. All pairs of a launch run side by side, as they wait for each other;
+// what has begun before them does not wait for them, and a kernel that follows begins when all of them have.
+#pragma once
+
+#include "device/pair_tiles.cuh"
+#include "linear/args.h"
+
+namespace octavo {
+
+// Pairs of tiles, the stages of each, and the pairs of blocks, `workers`, that have them: `whole` tiles, or as many stages each.
+struct SharedDepth {
+  int tiles, stages, workers;
+  bool whole;
+  __host__ __device__ int units() const { return whole ? tiles : tiles * stages; }
+  __host__ __device__ int begin(int worker) const { return int(int64_t(units()) * worker / workers) * (whole ? stages : 1); }
+};
+
+// As many pairs as are asked for, `shares`, or, 0, whole tiles. `workers` is 0 where that cannot be launched.
+inline SharedDepth share_depth(int tiles, int stages, int shares, int multiprocessors, bool has_room) {
+  const int at_once = multiprocessors / kPair, whole = tiles < at_once ? tiles : at_once;
+  const bool fits = shares == 0 || (shares <= at_once && shares <= tiles * stages && has_room);
+  return {tiles, stages, !fits ? 0 : shares ? shares : whole, shares == 0};
+}
+
+#if OCTAVO_WGMMA
+
+// The thread that copies brings stages `begin` to `end` of its block. As `bring_tiles`, but `Block` is asked for stages by
+// their number among those of all tiles.
+template <class Block, class Maps>
+__device__ inline void bring_stages(Block& block, const Maps& maps, int begin, int end) {
+  BufferRing& ring = block.ring;
+  const int early = min(ring.length, end - begin);
+  for (int i = 0; i < early; ++i) {
+    barrier_expect(ring.full + 8 * i, block.stage_bytes());
+    block.bring_weights(maps, begin + i, i);
+  }
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  for (int i = 0; i < early; ++i) block.bring_x(maps, begin + i, i), ring.advance();
+  for (int at = begin + early; at < end; ++at) {
+    ring.await_empty();
+    barrier_expect(ring.full_now(), block.stage_bytes());
+    block.bring_weights(maps, at, ring.stage), block.bring_x(maps, at, ring.stage);
+    ring.advance();
+  }
+  ring.drain();
+}
+
+// Parts of tiles, as the threads that multiply see them, of which there are `kStorers`; each has four sums of every eight of
+// `kEights * 8` rows of x, of which `eights` are there. In memory parts are [pairs][first or last of its tiles][block of the
+// pair][eights][thread][4].
+template <class Sum, int kEights, int kStorers>
+struct DepthParts {
+  struct alignas(16) Four {
+    Sum at[4];
+  };
+  static constexpr int kBarrier = 15;  // which all of them meet at
+
+  const SharedDepth& depth;
+  const Meetings& meetings;
+  const int worker, rank, thread, eights;
+
+  // A pair whose stages begin in a tile has it as its first one.
+  __device__ uint4* part(int from, int tile) const {
+    const int last = depth.begin(from) < tile * depth.stages ? 1 : 0;
+    const int64_t block = (int64_t(from) * 2 + last) * kPair + rank;
+    return static_cast<uint4*>(meetings.parts) + block * kEights * kStorers + thread;
+  }
+  __device__ int* arrived(int tile) const { return meetings.arrivals + (tile * kPair + rank) * 2; }
+
+  // `of` gives the four sums of an eight.
+  template <class F>
+  __device__ void hand_in(int tile, F&& of) const {
+    uint4* const to = part(worker, tile);
+#pragma unroll
+    for (int n = 0; n < kEights; ++n)
+      if (n < eights) {
+        const Four own = of(n);
+        to[n * kStorers] = reinterpret_cast<const uint4&>(own);
+      }
+    barrier_sync(kBarrier, kStorers);
+    if (thread == 0) __threadfence(), add_released(arrived(tile), 1);
+  }
+
+  // Pairs that have a part of a tile.
+  struct Sharers {
+    int first, last;
+  };
+  // Sums of `kAtOnce` eights from `n` on; zeros of those that are not there.
+  template <int kAtOnce>
+  __device__ void collect(int tile, const Sharers& of, int n, Sum (&sums)[4 * kAtOnce]) const {
+#pragma unroll
+    for (Sum& sum : sums) sum = 0;
+    for (int from = of.first; from <= of.last; ++from) {
+      const uint4* const own = part(from, tile) + n * kStorers;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (n + i >= eights) continue;
+        const uint4 raw = __ldcg(own + i * kStorers);
+        const Four& four = reinterpret_cast<const Four&>(raw);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[4 * i + j] += four.at[j];
+      }
+    }
+  }
+  // This pair's share of a tile: calls f with the eights from which on `at_once` are to be collected and stored. The last to
+  // leave sets both counters back.
+  template <class F>
+  __device__ void share(int tile, int at_once, F&& f) const {
+    Sharers of{worker, worker};
+    while (depth.begin(of.first) > tile * depth.stages) --of.first;
+    while (depth.begin(of.last + 1) < (tile + 1) * depth.stages) ++of.last;
+    const int count = of.last - of.first + 1;
+    if (thread == 0)
+      while (load_acquired(arrived(tile)) < count) {
+      }
+    barrier_sync(kBarrier, kStorers);
+    for (int n = (worker - of.first) * at_once; n < eights; n += count * at_once) f(n, of);
+    barrier_sync(kBarrier, kStorers);
+    if (thread == 0 && atomicAdd(arrived(tile) + 1, 1) == count - 1) arrived(tile)[0] = 0, arrived(tile)[1] = 0;
+  }
+
+  // Goes through this pair's stages: `whole` has a tile, `some` a part of one and its number of stages, `shared` a tile whose
+  // parts are to be added up, after all of the pair's own.
+  template <class Whole, class Some, class Shared>
+  __device__ void go_through(Whole&& whole, Some&& some, Shared&& shared) const {
+    const int begin = depth.begin(worker), end = depth.begin(worker + 1);
+    for (int at = begin; at < end;) {
+      const int tile = at / depth.stages, stop = min(end, (tile + 1) * depth.stages);
+      if (stop - at == depth.stages) whole(tile);
+      else some(tile, stop - at);
+      at = stop;
+    }
+    const int first = begin / depth.stages, last = (end - 1) / depth.stages;
+    if (begin % depth.stages || end < (first + 1) * depth.stages) shared(first);
+    if (last > first && end % depth.stages) shared(last);
+  }
+};
+
+#endif
+
+}  // namespace octavo
