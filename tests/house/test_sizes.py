@@ -55,7 +55,7 @@ BUDGETS = {
     "octavo_worker.model": 9620,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1600,
-    "octavo_kernels": 4700,
+    "octavo_kernels": 4760,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,

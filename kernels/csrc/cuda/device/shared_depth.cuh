@@ -16,7 +16,7 @@ struct SharedDepth {
   int tiles, stages, workers;
   bool whole;
   __host__ __device__ int units() const { return whole ? tiles : tiles * stages; }
-  __host__ __device__ int begin(int worker) const { return int(int64_t(units()) * worker / workers) * (whole ? stages : 1); }
+  __host__ __device__ int begin(int worker) const { return units() * worker / workers * (whole ? stages : 1); }
 };
 
 // As many pairs as are asked for, `shares`, or, 0, whole tiles. `workers` is 0 where that cannot be launched.
@@ -28,10 +28,11 @@ inline SharedDepth share_depth(int tiles, int stages, int shares, int multiproce
 
 #if OCTAVO_WGMMA
 
-// The thread that copies brings stages `begin` to `end` of its block. As `bring_tiles`, but `Block` is asked for stages by
+// The thread that copies brings the stages of its block's pair. As `bring_tiles`, but `Block` is asked for stages by
 // their number among those of all tiles.
 template <class Block, class Maps>
-__device__ inline void bring_stages(Block& block, const Maps& maps, int begin, int end) {
+__device__ inline void bring_stages(Block& block, const Maps& maps, const SharedDepth& depth) {
+  const int worker = blockIdx.x / kPair, begin = depth.begin(worker), end = depth.begin(worker + 1);
   BufferRing& ring = block.ring;
   const int early = min(ring.length, end - begin);
   for (int i = 0; i < early; ++i) {
@@ -58,24 +59,28 @@ struct DepthParts {
   struct alignas(16) Four {
     Sum at[4];
   };
-  static constexpr int kBarrier = 15;  // which all of them meet at
+  static constexpr int kBarrier = 4;  // which all of them meet at
 
   const SharedDepth& depth;
   const Meetings& meetings;
-  const int worker, rank, thread, eights;
+  const int eights;
+
+  __device__ static int worker() { return blockIdx.x / kPair; }
+  __device__ static int rank() { return blockIdx.x % kPair; }
+  __device__ static int thread() { return threadIdx.x - kWarpgroup; }
 
   // A pair whose stages begin in a tile has it as its first one.
   __device__ uint4* part(int from, int tile) const {
     const int last = depth.begin(from) < tile * depth.stages ? 1 : 0;
-    const int64_t block = (int64_t(from) * 2 + last) * kPair + rank;
-    return static_cast<uint4*>(meetings.parts) + block * kEights * kStorers + thread;
+    const int64_t block = (int64_t(from) * 2 + last) * kPair + rank();
+    return static_cast<uint4*>(meetings.parts) + block * kEights * kStorers + thread();
   }
-  __device__ int* arrived(int tile) const { return meetings.arrivals + (tile * kPair + rank) * 2; }
+  __device__ int* arrived(int tile) const { return meetings.arrivals + (tile * kPair + rank()) * 2; }
 
   // `of` gives the four sums of an eight.
   template <class F>
   __device__ void hand_in(int tile, F&& of) const {
-    uint4* const to = part(worker, tile);
+    uint4* const to = part(worker(), tile);
 #pragma unroll
     for (int n = 0; n < kEights; ++n)
       if (n < eights) {
@@ -83,7 +88,7 @@ struct DepthParts {
         to[n * kStorers] = reinterpret_cast<const uint4&>(own);
       }
     barrier_sync(kBarrier, kStorers);
-    if (thread == 0) __threadfence(), add_released(arrived(tile), 1);
+    if (thread() == 0) __threadfence(), add_released(arrived(tile), 1);
   }
 
   // Pairs that have a part of a tile.
@@ -111,24 +116,24 @@ struct DepthParts {
   // leave sets both counters back.
   template <class F>
   __device__ void share(int tile, int at_once, F&& f) const {
-    Sharers of{worker, worker};
+    Sharers of{worker(), worker()};
     while (depth.begin(of.first) > tile * depth.stages) --of.first;
     while (depth.begin(of.last + 1) < (tile + 1) * depth.stages) ++of.last;
     const int count = of.last - of.first + 1;
-    if (thread == 0)
+    if (thread() == 0)
       while (load_acquired(arrived(tile)) < count) {
       }
     barrier_sync(kBarrier, kStorers);
-    for (int n = (worker - of.first) * at_once; n < eights; n += count * at_once) f(n, of);
+    for (int n = (worker() - of.first) * at_once; n < eights; n += count * at_once) f(n, of);
     barrier_sync(kBarrier, kStorers);
-    if (thread == 0 && atomicAdd(arrived(tile) + 1, 1) == count - 1) arrived(tile)[0] = 0, arrived(tile)[1] = 0;
+    if (thread() == 0 && atomicAdd(arrived(tile) + 1, 1) == count - 1) arrived(tile)[0] = 0, arrived(tile)[1] = 0;
   }
 
   // Goes through this pair's stages: `whole` has a tile, `some` a part of one and its number of stages, `shared` a tile whose
   // parts are to be added up, after all of the pair's own.
   template <class Whole, class Some, class Shared>
   __device__ void go_through(Whole&& whole, Some&& some, Shared&& shared) const {
-    const int begin = depth.begin(worker), end = depth.begin(worker + 1);
+    const int begin = depth.begin(worker()), end = depth.begin(worker() + 1);
     for (int at = begin; at < end;) {
       const int tile = at / depth.stages, stop = min(end, (tile + 1) * depth.stages);
       if (stop - at == depth.stages) whole(tile);

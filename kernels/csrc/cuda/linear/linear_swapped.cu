@@ -14,8 +14,6 @@
 namespace octavo {
 namespace {
 
-constexpr int kAhead = 4;  // residuals that are on their way
-
 // A tile has 64 rows of the weight for each consumer, a warpgroup, and up to so many rows of x.
 template <int consumers, int tokens>
 struct Shape {
@@ -26,6 +24,7 @@ struct Shape {
   static constexpr int kBytes = 2 * kRing + kStages * kStageBytes;  // one for the barriers, one for aligning them
   // Registers: with those of the warpgroup that copies all that the block's threads begin with, 168, 128 or 96 each.
   static constexpr int kTaken = consumers == 4 ? 112 : consumers == 3 ? 160 : 232, kKept = consumers == 2 ? 40 : 32;
+  static constexpr int kAhead = consumers == 4 ? 2 : 4;  // residuals that are on their way
   static_assert(tokens % 16 == 0 && kStages >= 4);
 };
 
@@ -43,15 +42,14 @@ struct Block {
 
   const LinearArgs& a;
   const SharedDepth& depth;
-  const int tokens;  // rows of x that are copied
   const uint32_t base;
-  const int rank, worker;  // in its pair; its pair
   const Store store;
   BufferRing ring;
 
   __device__ Block(const LinearArgs& args, const SharedDepth& all, uint32_t memory)
-      : a(args), depth(all), tokens((args.rows + 15) / 16 * 16), base(memory), rank(blockIdx.x % kPair),
-        worker(blockIdx.x / kPair), store{args, int(threadIdx.x % 32)}, ring(memory, S::kStages) {}
+      : a(args), depth(all), base(memory), store{args, int(threadIdx.x % 32)}, ring(memory, S::kStages) {}
+
+  __device__ int tokens() const { return (a.rows + 15) / 16 * 16; }  // rows of x that are copied
 
   __device__ uint32_t weights_at(int stage) const { return base + S::kRing + stage * S::kStageBytes; }
   __device__ uint32_t x_at(int stage) const { return weights_at(stage) + S::kWeightBytes; }
@@ -62,16 +60,16 @@ struct Block {
   }
 
   // The first row of this block's tile of a pair, of gate and up together.
-  __device__ int row_of(int tile) const { return (tile * kPair + rank) * S::kHeight; }
+  __device__ int row_of(int tile) const { return (tile * kPair + Parts::rank()) * S::kHeight; }
 
-  __device__ int stage_bytes() const { return S::kWeightBytes + tokens * kRowBytes; }
+  __device__ int stage_bytes() const { return S::kWeightBytes + tokens() * kRowBytes; }
   __device__ void bring_weights(const Maps& maps, int at, int stage) const {
     const int row = row_of(at / depth.stages), column = at % depth.stages * kDepth;
     if (a.gated) copy_halves(weights_at(stage), maps.weights, column, row / 16, ring.full + 8 * stage);
     else copy_rows(weights_at(stage), maps.weights, column, row, ring.full + 8 * stage);
   }
   __device__ void bring_x(const Maps& maps, int at, int stage) const {
-    const int from = rank * (tokens / kPair);
+    const int from = Parts::rank() * (tokens() / kPair);
     copy_rows(x_at(stage) + from * kRowBytes, maps.x, at % depth.stages * kDepth, from, ring.full + 8 * stage, uint16_t(3));
   }
 
@@ -112,21 +110,21 @@ struct Block {
   __device__ void finish(int tile, int warp) {
     const SwappedPlace p = place(tile, warp);
     Sums sums;
-    uint4 residuals[kAhead];
+    uint4 residuals[S::kAhead];
     add_up(sums, warp / 4, depth.stages, [&] {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) residuals[i] = store.residual(p, i * Store::kPlain);
+      for (int i = 0; i < S::kAhead; ++i) residuals[i] = store.residual(p, i * Store::kPlain);
     });
     if (a.gated) {
       in_parts<Store::kGated>(sums, [&](int n, const auto& own) {
-        if (n * 8 < tokens) store.gated(p, n, own);
+        if (n * 8 < tokens()) store.gated(p, n, own);
       });
       return;
     }
     in_parts<Store::kPlain>(sums, [&](int n, const auto& own) {
-      const uint4 raw = residuals[n / Store::kPlain % kAhead];
-      residuals[n / Store::kPlain % kAhead] = store.residual(p, n + kAhead * Store::kPlain);
-      if (n * 8 < tokens) store.plain(p, n, own, raw);
+      const uint4 raw = residuals[n / Store::kPlain % S::kAhead];
+      residuals[n / Store::kPlain % S::kAhead] = store.residual(p, n + S::kAhead * Store::kPlain);
+      if (n * 8 < tokens()) store.plain(p, n, own, raw);
     });
   }
   __device__ void finish_part(const Parts& parts, int tile, int warp, int count) {
@@ -153,10 +151,10 @@ struct Block {
   }
 
   __device__ void compute() {
-    const int thread = threadIdx.x - kWarpgroup, warp = uniform(thread / 32), consumer = warp / 4;
-    const Parts parts{depth, a.meetings, worker, rank, thread, tokens / 8};
+    const int warp = uniform(Parts::thread() / 32), consumer = warp / 4;
+    const Parts parts{depth, a.meetings, tokens() / 8};
     // Each lags by a stage, and so multiplies on while the one before stores.
-    const int stages = depth.begin(worker + 1) - depth.begin(worker);
+    const int stages = depth.begin(Parts::worker() + 1) - depth.begin(Parts::worker());
     if (consumer > 0) barrier_wait(ring.full + 8 * min(consumer, stages - 1), 0);
     wait_for_previous_kernel();  // it may have written what is added, or read what is handed in
     parts.go_through([&](int tile) { finish(tile, warp); },
@@ -181,7 +179,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     block.compute();
   } else {
     give_registers<S::kKept>();
-    if (threadIdx.x == 0) bring_stages(block, maps, depth.begin(block.worker), depth.begin(block.worker + 1));
+    if (threadIdx.x == 0) bring_stages(block, maps, depth);
   }
 #endif
 }
