@@ -1,4 +1,4 @@
-"""Products of 65 to 256 rows by `linear_swapped.cu` in every way it can be told, beside what `choice` names and beside
+"""Products of 65 to 256 rows by `linear_swapped.cuh` in every way it can be told, beside what `choice` names and beside
 cuBLAS, on one GPU; then a decoder's layers one after the other, attention included.
 
     python benchmarks/lab/swapped_products.py --out benchmarks/results/h200-swapped.json
@@ -65,12 +65,13 @@ def ways(rows: int, columns: int, depth: int, pairs: int) -> list[Launch]:
         shares = {0, min(pairs, tiles * stages)}
         if tiles <= pairs // 2:
             shares |= {tiles * (pairs // tiles), tiles * max(1, pairs // tiles // 2)}
-        found += [Launch(Kernel.SWAPPED, Tile(consumers, tokens), shares=n) for n in sorted(shares)]
+        tiles_of = [Tile(consumers, tokens)] + [Tile(2, tokens, True)] * ((consumers, tokens) in ((2, 208), (2, 256)))
+        found += [Launch(Kernel.SWAPPED, tile, shares=n) for tile in tiles_of for n in sorted(shares)]
     return found
 
 
 def name_of(launch: Launch | None) -> str:
-    return "choice" if launch is None else f"{launch.tile.consumers}x{launch.tile.columns}/{launch.shares}"
+    return "choice" if launch is None else f"{launch.tile.consumers}x{launch.tile.columns}{'t' * launch.tile.tall}/{launch.shares}"
 
 
 class Layer:

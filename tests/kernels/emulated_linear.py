@@ -31,7 +31,7 @@ class EmulatedLinear:
     """`set_up`'s seed decides in which order threads and copies take their turns."""
 
     def __init__(self, folder: Path) -> None:
-        self._library = build(folder, "linear", "linear_entry.cpp", sources="linear_swapped.cu")
+        self._library = build(folder, "linear", "linear_entry.cpp", sources="linear_swapped_*.cu")
         self._arrivals = torch.zeros(COUNTERS, dtype=torch.int32)
 
     def set_up(self, multiprocessors: int, seed: int) -> None:

@@ -28,29 +28,6 @@ inline SharedDepth share_depth(int tiles, int stages, int shares, int multiproce
 
 #if OCTAVO_WGMMA
 
-// The thread that copies brings the stages of its block's pair. As `bring_tiles`, but `Block` is asked for stages by
-// their number among those of all tiles.
-template <class Block, class Maps>
-__device__ inline void bring_stages(Block& block, const Maps& maps, const SharedDepth& depth) {
-  const int worker = blockIdx.x / kPair, begin = depth.begin(worker), end = depth.begin(worker + 1);
-  BufferRing& ring = block.ring;
-  const int early = min(ring.length, end - begin);
-  for (int i = 0; i < early; ++i) {
-    barrier_expect(ring.full + 8 * i, block.stage_bytes());
-    block.bring_weights(maps, begin + i, i);
-  }
-  wait_for_previous_kernel();
-  launch_next_kernel();
-  for (int i = 0; i < early; ++i) block.bring_x(maps, begin + i, i), ring.advance();
-  for (int at = begin + early; at < end; ++at) {
-    ring.await_empty();
-    barrier_expect(ring.full_now(), block.stage_bytes());
-    block.bring_weights(maps, at, ring.stage), block.bring_x(maps, at, ring.stage);
-    ring.advance();
-  }
-  ring.drain();
-}
-
 // Parts of tiles, as the threads that multiply see them, of which there are `kStorers`; each has four sums of every eight of
 // `kEights * 8` rows of x, of which `eights` are there. In memory parts are [pairs][first or last of its tiles][block of the
 // pair][eights][thread][4].
@@ -60,6 +37,7 @@ struct DepthParts {
     Sum at[4];
   };
   static constexpr int kBarrier = 4;  // which all of them meet at
+  static constexpr int kTogether = kStorers > 2 * kWarpgroup ? 4 : 8;  // eights that are added up side by side, by registers
 
   const SharedDepth& depth;
   const Meetings& meetings;
@@ -91,42 +69,62 @@ struct DepthParts {
     if (thread() == 0) __threadfence(), add_released(arrived(tile), 1);
   }
 
-  // Pairs that have a part of a tile.
-  struct Sharers {
-    int first, last;
-  };
-  // Sums of `kAtOnce` eights from `n` on; zeros of those that are not there.
-  template <int kAtOnce>
-  __device__ void collect(int tile, const Sharers& of, int n, Sum (&sums)[4 * kAtOnce]) const {
-#pragma unroll
-    for (Sum& sum : sums) sum = 0;
-    for (int from = of.first; from <= of.last; ++from) {
-      const uint4* const own = part(from, tile) + n * kStorers;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (n + i >= eights) continue;
-        const uint4 raw = __ldcg(own + i * kStorers);
-        const Four& four = reinterpret_cast<const Four&>(raw);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sums[4 * i + j] += four.at[j];
-      }
-    }
-  }
-  // This pair's share of a tile: calls f with the eights from which on `at_once` are to be collected and stored. The last to
-  // leave sets both counters back.
-  template <class F>
-  __device__ void share(int tile, int at_once, F&& f) const {
-    Sharers of{worker(), worker()};
-    while (depth.begin(of.first) > tile * depth.stages) --of.first;
-    while (depth.begin(of.last + 1) < (tile + 1) * depth.stages) ++of.last;
-    const int count = of.last - of.first + 1;
+  // This pair's share of a tile: calls f with an eight and the sums of `kAtOnce` from there on, zeros of those that are not
+  // there, which are to be stored. The last to leave sets both counters back.
+  template <int kAtOnce, class F>
+  __device__ void share(int tile, F&& f) const {
+    int first = worker(), last = worker();
+    while (depth.begin(first) > tile * depth.stages) --first;
+    while (depth.begin(last + 1) < (tile + 1) * depth.stages) ++last;
+    const int count = last - first + 1;
     if (thread() == 0)
       while (load_acquired(arrived(tile)) < count) {
       }
     barrier_sync(kBarrier, kStorers);
-    for (int n = (worker() - of.first) * at_once; n < eights; n += count * at_once) f(n, of);
+    constexpr int kUnits = kTogether / kAtOnce;
+    const int apart = count * kAtOnce;
+    for (int n = (worker() - first) * kAtOnce; n < eights; n += kUnits * apart) {
+      Sum sums[kUnits][4 * kAtOnce];
+      collect<kAtOnce>(tile, first, last, n, apart, sums);
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u)
+        if (n + u * apart < eights) f(n + u * apart, sums[u]);
+    }
     barrier_sync(kBarrier, kStorers);
     if (thread() == 0 && atomicAdd(arrived(tile) + 1, 1) == count - 1) arrived(tile)[0] = 0, arrived(tile)[1] = 0;
+  }
+  // All sums of two parts are on their way at a time: their latency is what takes long.
+  template <int kAtOnce, int kUnits>
+  __device__ void collect(int tile, int first, int last, int n, int apart, Sum (&sums)[kUnits][4 * kAtOnce]) const {
+#pragma unroll
+    for (auto& unit : sums)
+#pragma unroll
+      for (Sum& sum : unit) sum = 0;
+    for (int from = first; from <= last; from += 2) {
+      uint4 raw[2][kUnits][kAtOnce];
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        const uint4* const own = part(from + p, tile);
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const int eight = n + u * apart + i;
+            raw[p][u][i] = make_uint4(0, 0, 0, 0);
+            if (from + p <= last && eight < eights) raw[p][u][i] = __ldcg(own + eight * kStorers);
+          }
+      }
+#pragma unroll
+      for (int p = 0; p < 2; ++p)
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u)
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const Four& four = reinterpret_cast<const Four&>(raw[p][u][i]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sums[u][4 * i + j] += four.at[j];
+          }
+    }
   }
 
   // Goes through this pair's stages: `whole` has a tile, `some` a part of one and its number of stages, `shared` a tile whose

@@ -6,6 +6,8 @@
 // thread's.
 //
 // Pairs have whole tiles, or share the depth of all of them (shared_depth.cuh).
+#pragma once
+
 #include "device/shared_depth.cuh"
 #include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
@@ -14,18 +16,22 @@
 namespace octavo {
 namespace {
 
-// A tile has 64 rows of the weight for each consumer, a warpgroup, and up to so many rows of x.
-template <int consumers, int tokens>
+// A tile has 64 rows of the weight for each consumer, a warpgroup, and up to so many rows of x. The weight, which comes from
+// memory, has a ring of its own, deeper than that of x, which comes out of the L2 and whose stages two blocks let go of.
+template <int consumers, int tokens, bool more_x = false>
 struct Shape {
   static constexpr int kConsumers = consumers, kTokens = tokens, kThreads = (consumers + 1) * kWarpgroup;
   static constexpr int kStorers = consumers * kWarpgroup, kHeight = consumers * kRows;
-  static constexpr int kWeightBytes = kHeight * kRowBytes, kStageBytes = kWeightBytes + tokens * kRowBytes;
-  static constexpr int kRing = 1024, kStages = (226 * 1024 - 2 * kRing) / kStageBytes;
-  static constexpr int kBytes = 2 * kRing + kStages * kStageBytes;  // one for the barriers, one for aligning them
+  static constexpr int kWeightBytes = kHeight * kRowBytes, kXBytes = tokens * kRowBytes;
+  static constexpr int kBarriers = 1024, kRoom = 226 * 1024 - 2 * kBarriers;  // another 1 KB for aligning them
+  static constexpr bool kMoreX = more_x;
+  static constexpr int kXStages = (tokens <= 128 && consumers == 2 ? 6 : 4) + more_x, kLeft = (kRoom - kXStages * kXBytes) / kWeightBytes;
+  static constexpr int kWeightStages = kLeft < 16 ? kLeft : 16;
+  static constexpr int kXAt = kBarriers + kWeightStages * kWeightBytes, kBytes = kXAt + kXStages * kXBytes + kBarriers;
   // Registers: with those of the warpgroup that copies all that the block's threads begin with, 168, 128 or 96 each.
   static constexpr int kTaken = consumers == 4 ? 112 : consumers == 3 ? 160 : 232, kKept = consumers == 2 ? 40 : 32;
   static constexpr int kAhead = consumers == 4 ? 2 : 4;  // residuals that are on their way
-  static_assert(tokens % 16 == 0 && kStages >= 4);
+  static_assert(tokens % 16 == 0 && kWeightStages >= 4);
 };
 
 struct Maps {
@@ -44,33 +50,54 @@ struct Block {
   const SharedDepth& depth;
   const uint32_t base;
   const Store store;
-  BufferRing ring;
+  BufferRing weights, x;
 
   __device__ Block(const LinearArgs& args, const SharedDepth& all, uint32_t memory)
-      : a(args), depth(all), base(memory), store{args, int(threadIdx.x % 32)}, ring(memory, S::kStages) {}
+      : a(args), depth(all), base(memory), store{args, int(threadIdx.x % 32)},
+        weights(memory, S::kWeightStages), x(memory + 2 * 8 * S::kWeightStages, S::kXStages) {}
 
   __device__ int tokens() const { return (a.rows + 15) / 16 * 16; }  // rows of x that are copied
 
-  __device__ uint32_t weights_at(int stage) const { return base + S::kRing + stage * S::kStageBytes; }
-  __device__ uint32_t x_at(int stage) const { return weights_at(stage) + S::kWeightBytes; }
+  __device__ uint32_t weights_at(int stage) const { return base + S::kBarriers + stage * S::kWeightBytes; }
+  __device__ uint32_t x_at(int stage) const { return base + S::kXAt + stage * S::kXBytes; }
 
   __device__ void init_barriers() const {
-    ring.init(1, kPair * 4 * S::kConsumers);
+    weights.init(1, 4 * S::kConsumers), x.init(1, kPair * 4 * S::kConsumers);
     fence_barriers();
   }
 
   // The first row of this block's tile of a pair, of gate and up together.
   __device__ int row_of(int tile) const { return (tile * kPair + Parts::rank()) * S::kHeight; }
 
-  __device__ int stage_bytes() const { return S::kWeightBytes + tokens() * kRowBytes; }
-  __device__ void bring_weights(const Maps& maps, int at, int stage) const {
-    const int row = row_of(at / depth.stages), column = at % depth.stages * kDepth;
-    if (a.gated) copy_halves(weights_at(stage), maps.weights, column, row / 16, ring.full + 8 * stage);
-    else copy_rows(weights_at(stage), maps.weights, column, row, ring.full + 8 * stage);
+  // The thread that copies the weight's rows: they are older than the previous kernel.
+  __device__ void bring_weights(const Maps& maps) {
+    for (int at = depth.begin(Parts::worker()), end = depth.begin(Parts::worker() + 1); at < end; ++at) {
+      const int row = row_of(at / depth.stages), column = at % depth.stages * kDepth;
+      weights.await_empty();
+      barrier_expect(weights.full_now(), S::kWeightBytes);
+      if (a.gated) copy_halves(weights_at(weights.stage), maps.weights, column, row / 16, weights.full_now());
+      else copy_rows(weights_at(weights.stage), maps.weights, column, row, weights.full_now());
+      weights.advance();
+    }
   }
-  __device__ void bring_x(const Maps& maps, int at, int stage) const {
+  // The thread that copies this block's half of the rows of x to both. It does not end before the other block has let go of all
+  // of this one's stages (pair_tiles.cuh).
+  __device__ void bring_x(const Maps& maps) {
+    wait_for_previous_kernel();
+    launch_next_kernel();
     const int from = Parts::rank() * (tokens() / kPair);
-    copy_rows(x_at(stage) + from * kRowBytes, maps.x, at % depth.stages * kDepth, from, ring.full + 8 * stage, uint16_t(3));
+    for (int at = depth.begin(Parts::worker()), end = depth.begin(Parts::worker() + 1); at < end; ++at) {
+      x.await_empty();
+      barrier_expect(x.full_now(), tokens() * kRowBytes);
+      copy_rows(x_at(x.stage) + from * kRowBytes, maps.x, at % depth.stages * kDepth, from, x.full_now(), uint16_t(3));
+      x.advance();
+    }
+    x.drain();
+  }
+  // Of a warp that has multiplied these stages.
+  __device__ void release(int weights_stage, int x_stage) const {
+    if (store.lane == kPair) barrier_arrive_once(weights.empty + 8 * weights_stage);
+    leave_stage(x, x_stage, store.lane);
   }
 
   // `meanwhile` is called while the last products are under way.
@@ -78,22 +105,22 @@ struct Block {
   __device__ void add_up(Sums& sums, int consumer, int count, F&& meanwhile) {
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
-    int previous = 0;
+    int weights_before = 0, x_before = 0;
     for (int i = 0; i < count; ++i) {
-      ring.await_full();
-      const uint32_t rows = uniform((weights_at(ring.stage) + consumer * kRows * kRowBytes) / 16);
-      const uint32_t x = uniform(x_at(ring.stage) / 16);
+      weights.await_full(), x.await_full();
+      const uint32_t rows = uniform((weights_at(weights.stage) + consumer * kRows * kRowBytes) / 16);
+      const uint32_t tokens = uniform(x_at(x.stage) / 16);
       products_begin();
 #pragma unroll
-      for (int k = 0; k < kDepth / 16; ++k) wgmma(T{}, sums, operand<128>(rows + 2 * k), operand<128>(x + 2 * k));
+      for (int k = 0; k < kDepth / 16; ++k) wgmma(T{}, sums, operand<128>(rows + 2 * k), operand<128>(tokens + 2 * k));
       products_commit();
-      if (i > 0) products_wait<1>(), leave_stage(ring, previous, store.lane);
-      previous = ring.stage;
-      ring.advance();
+      if (i > 0) products_wait<1>(), release(weights_before, x_before);
+      weights_before = weights.stage, x_before = x.stage;
+      weights.advance(), x.advance();
     }
     meanwhile();
     products_wait<0>(sums);
-    leave_stage(ring, previous, store.lane);
+    release(weights_before, x_before);
   }
 
   __device__ SwappedPlace place(int tile, int warp) const {
@@ -136,26 +163,16 @@ struct Block {
   }
   __device__ void finish_shared(const Parts& parts, int tile, int warp) const {
     const SwappedPlace p = place(tile, warp);
-    parts.share(tile, a.gated ? Store::kGated : Store::kPlain, [&](int n, const auto& sharers) {
-      if (a.gated) {
-        float sums[4 * Store::kGated];
-        parts.template collect<Store::kGated>(tile, sharers, n, sums);
-        store.gated(p, n, sums);
-      } else {
-        const uint4 raw = store.residual(p, n);
-        float sums[4 * Store::kPlain];
-        parts.template collect<Store::kPlain>(tile, sharers, n, sums);
-        store.plain(p, n, sums, raw);
-      }
-    });
+    if (a.gated) {
+      parts.template share<Store::kGated>(tile, [&](int n, const auto& sums) { store.gated(p, n, sums); });
+    } else {
+      parts.template share<Store::kPlain>(tile, [&](int n, const auto& sums) { store.plain(p, n, sums, store.residual(p, n)); });
+    }
   }
 
   __device__ void compute() {
-    const int warp = uniform(Parts::thread() / 32), consumer = warp / 4;
+    const int warp = uniform(Parts::thread() / 32);
     const Parts parts{depth, a.meetings, tokens() / 8};
-    // Each lags by a stage, and so multiplies on while the one before stores.
-    const int stages = depth.begin(Parts::worker() + 1) - depth.begin(Parts::worker());
-    if (consumer > 0) barrier_wait(ring.full + 8 * min(consumer, stages - 1), 0);
     wait_for_previous_kernel();  // it may have written what is added, or read what is handed in
     parts.go_through([&](int tile) { finish(tile, warp); },
                      [&](int tile, int count) { finish_part(parts, tile, warp, count); },
@@ -171,7 +188,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                           const __grid_constant__ SharedDepth depth) {
 #if OCTAVO_WGMMA
   extern __shared__ char memory[];
-  Block<T, S> block(a, depth, (shared_address(memory) + S::kRing - 1) & ~(S::kRing - 1u));
+  Block<T, S> block(a, depth, (shared_address(memory) + S::kBarriers - 1) & ~(S::kBarriers - 1u));
   if (threadIdx.x == 0) block.init_barriers();
   cluster_meet();
   if (threadIdx.x >= kWarpgroup) {
@@ -179,7 +196,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     block.compute();
   } else {
     give_registers<S::kKept>();
-    if (threadIdx.x == 0) bring_stages(block, maps, depth);
+    if (threadIdx.x == 0) block.bring_weights(maps);
+    if (threadIdx.x == 32) block.bring_x(maps);
   }
 #endif
 }
@@ -207,21 +225,20 @@ cudaError_t launch_one_of(const LinearArgs& a, const LinearTile& tile, int share
   cudaError_t error = cudaErrorInvalidValue;
   const auto launch_if = [&](auto shape) {
     using S = decltype(shape);
-    if (tile.consumers == S::kConsumers && tile.columns == S::kTokens) error = launch<T, S>(a, shares, device, stream);
+    if (tile.consumers == S::kConsumers && tile.columns == S::kTokens && tile.tall == S::kMoreX)
+      error = launch<T, S>(a, shares, device, stream);
   };
   (launch_if(Shapes{}), ...);
   return error;
 }
 
-}  // namespace
-
-cudaError_t linear_swapped(const LinearArgs& a, const LinearTile& tile, int shares, const Device& device, cudaStream_t stream) {
+template <class T>
+cudaError_t launch_swapped(const LinearArgs& a, const LinearTile& tile, int shares, const Device& device, cudaStream_t stream) {
   if (device.major != 9 || a.norm || !in_groups(a) || a.rows > tile.columns) return cudaErrorInvalidValue;
-  return with_half(a.dtype, [&](auto tag) {
-    return launch_one_of<decltype(tag), Shape<2, 96>, Shape<2, 128>, Shape<2, 160>, Shape<2, 192>, Shape<2, 208>, Shape<2, 224>,
-                         Shape<2, 240>, Shape<2, 256>, Shape<3, 96>, Shape<3, 128>, Shape<3, 160>, Shape<3, 192>, Shape<4, 96>,
-                         Shape<4, 128>>(a, tile, shares, device, stream);
-  });
+  return launch_one_of<T, Shape<2, 96>, Shape<2, 128>, Shape<2, 160>, Shape<2, 192>, Shape<2, 208>, Shape<2, 224>, Shape<2, 240>,
+                       Shape<2, 256>, Shape<2, 208, true>, Shape<2, 256, true>, Shape<3, 96>, Shape<3, 128>, Shape<3, 160>,
+                       Shape<3, 192>, Shape<4, 96>, Shape<4, 128>>(a, tile, shares, device, stream);
 }
 
+}  // namespace
 }  // namespace octavo
