@@ -11,8 +11,9 @@ from torch import Tensor
 
 from octavo_kernels.operands import DTYPES, address
 from octavo_kernels.products.activation import code_of
-from octavo_kernels.products.choice import Kernel, Launch, Tile, parts_of
+from octavo_kernels.products.choice import Tile
 from octavo_kernels.products.product import COUNTERS
+from octavo_kernels.products.shared_depth import floats
 
 from .emulated import aligned, build
 
@@ -48,8 +49,7 @@ class EmulatedLinear:
         out = aligned(torch.full((rows + 1, columns // 2 if gate else columns), float("nan"), dtype=x.dtype))
         if in_place:
             out[:-1], residual = residual, out[:-1]
-        launch = Launch(Kernel.SWAPPED, tile, shares=shares)
-        parts = aligned(torch.full((parts_of(launch),), float("nan")))
+        parts = aligned(torch.full((floats(shares, tile.consumers, tile.columns),), float("nan")))
         error = self._library.swapped(
             ctypes.byref(
                 LinearArgs(

@@ -11,7 +11,6 @@ from octavo_kernels.chips import Chip
 from octavo_kernels.products.choice import Ending
 from octavo_kernels.products.coded import Bricks, CodedWeight, bricks_of, lay_out
 from octavo_kernels.products.coded_choice import (
-    WIDE_CLUSTERS,
     WIDE_TILES,
     CodedKernel,
     CodedLaunch,
@@ -196,8 +195,11 @@ def test_wide_tiles_are_such_as_the_kernel_has(columns, depth, bricks, ending):
         assert launch is not None
         assert launch.kernel is CodedKernel.WIDE
         assert (launch.consumers, launch.tokens) in WIDE_TILES
-        assert launch.cluster in WIDE_CLUSTERS
-        assert launch.cluster * 64 <= max(depth, 64)
+        assert launch.shares <= HOPPER.multiprocessors // 2
+        assert launch.shares <= -(-depth // 64) * -(-rows // launch.tokens) * -(-columns // 64)
+        alone = choose_coded(rows, columns, depth, bricks, ending, HOPPER, shares=False)
+        assert alone is not None
+        assert not alone.shares
 
 
 def test_a_gate_has_the_tiles_of_the_product_in_front_of_it():

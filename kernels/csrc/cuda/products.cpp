@@ -16,7 +16,7 @@ inline auto fields(CodedMatrix& x) {
   return std::tie(x.kind, x.group, x.codes, x.scales, x.zeros, x.columns, x.depth);
 }
 inline auto fields(CodedTile& x) { return std::tie(x.tokens, x.cluster); }
-inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.cluster); }
+inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.shares); }
 
 // The end of a gated product.
 struct Gate {
@@ -106,10 +106,11 @@ void define_codes(py::module_& m) {
                                                stream_at(stream)));
   });
   m.def("coded_wide", [](int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual,
-                         const Rows& out, int rows, const Gate& gate, const Norm& norm, const CodedWideTile& tile,
-                         Address stream) {
-    return launched("coded_wide", coded_wide(coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm), tile,
-                                             stream_at(stream)));
+                         const Rows& out, int rows, const Gate& gate, const Norm& norm, const Meetings& meetings,
+                         const CodedWideTile& tile, Address stream) {
+    CodedArgs a = coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm);
+    a.meetings = meetings;
+    return launched("coded_wide", coded_wide(a, tile, stream_at(stream)));
   });
   m.def("dequantise", [](int dtype, const CodedMatrix& weight, const Rows& out, Address stream) {
     aligned("codes", weight.codes), aligned("scales", weight.scales), aligned("zeros", weight.zeros);

@@ -225,16 +225,6 @@ def _w8a8_clocks(tile: W8A8Launch, rows: int, columns: int, depth: int, chip: Ch
     return rounds * (over(depth, 128) * stage + TILE_CLOCKS + TILE_TOKEN_CLOCKS * tile.tokens)
 
 
-def parts_of(launch: Launch) -> int:
-    """How many floats the pairs of a `SWAPPED` launch need for sums of tiles that they share."""
-    return launch.shares * 2 * 2 * launch.tile.columns * 64 * launch.tile.consumers
-
-
-def arrivals_of(launch: Launch, columns: int) -> int:
-    """How many counters they need: two for each tile of a block."""
-    return 2 * 2 * over(columns, 2 * 64 * launch.tile.consumers) if launch.shares else 0
-
-
 def library(rows: int, columns: int, depth: int, form: Form) -> Launch:
     """Which of torch's libraries computes a product that none of our kernels does."""
     better = form is Form.DENSE_16 and rows <= LT_ROWS and columns * depth > LT_WEIGHT

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo_kernels import cuda
 from octavo_kernels.operands import DTYPES, address, norm_at, rows_at
-from octavo_kernels.products import choice
+from octavo_kernels.products import choice, shared_depth
 from octavo_kernels.products.choice import Alignment, Ending, Form, Kernel, Launch
 from octavo_kernels.products.product import Product
 
@@ -56,12 +56,12 @@ def launch_linear(p: Product[Tensor], out: Tensor, activation: int | None = None
 
 def launched(p: Product[Tensor], operands: Operands, launch: Launch, activation: int | None = None) -> bool:
     """Whether this launch of our kernel took place: the chip may have no room for it, or the product no counters."""
-    gate, meetings = (activation is not None, activation or 0), (0, 0)
+    gate, meetings = (activation is not None, activation or 0), shared_depth.NONE
     if launch.shares:
-        if p.counter is None or len(p.counter) <= choice.arrivals_of(launch, len(p.weight)):
+        consumers, tokens, _ = launch.tile
+        if not shared_depth.fits(p, shared_depth.tiles(len(p.x), len(p.weight), consumers, tokens)):
             return False
-        parts = p.x.new_empty(choice.parts_of(launch), dtype=torch.float32)  # until the stream has passed this launch
-        meetings = (parts.data_ptr(), p.counter.data_ptr() + p.counter.element_size())
+        meetings, _parts = shared_depth.room(p, launch.shares, consumers, tokens)
     return cuda.launched("linear", p.x.device, *operands, gate, norm_at(p.norm), address(p.counter), meetings, launch)
 
 
@@ -78,7 +78,7 @@ def linear_uniform(p: Product[Tensor], out: Tensor) -> None:
             raise ValueError(f"{name} must have rows at multiples of 16 bytes; its strides are {tensor.stride()}")
     if len(x):
         launch = choice.choose_uniform(len(x), len(weight), cuda.chip(x.device))
-        cuda.run("linear", x.device, *operands_of(p, out), (False, 0), norm_at(None), 0, (0, 0), launch)
+        cuda.run("linear", x.device, *operands_of(p, out), (False, 0), norm_at(None), 0, shared_depth.NONE, launch)
 
 
 def _choose(p: Product[Tensor], ending: Ending, alignment: Alignment = Alignment.ALL) -> Launch | None:

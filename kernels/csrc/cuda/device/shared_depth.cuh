@@ -16,7 +16,14 @@ struct SharedDepth {
   int tiles, stages, workers;
   bool whole;
   __host__ __device__ int units() const { return whole ? tiles : tiles * stages; }
-  __host__ __device__ int begin(int worker) const { return units() * worker / workers * (whole ? stages : 1); }
+  __host__ __device__ int begin(int worker) const {
+    const int more = tiles % workers;
+    return whole ? (tiles / workers * worker + (worker < more ? worker : more)) * stages : units() * worker / workers;
+  }
+  // The number of a pair's tile where tiles that are computed at the same time shall be neighbours.
+  __host__ __device__ int neighbour(int worker, int tile) const {
+    return whole ? worker + (tile - begin(worker) / stages) * workers : tile;
+  }
 };
 
 // As many pairs as are asked for, `shares`, or, 0, whole tiles. `workers` is 0 where that cannot be launched.
@@ -27,6 +34,29 @@ inline SharedDepth share_depth(int tiles, int stages, int shares, int multiproce
 }
 
 #if OCTAVO_WGMMA
+
+// The thread that copies brings the stages of its block's pair, as `bring_tiles` (pair_tiles.cuh); `Block` is asked for stages
+// by their number among those of all tiles.
+template <class Block, class Maps>
+__device__ inline void bring_stages(Block& block, const Maps& maps, const SharedDepth& depth) {
+  BufferRing& ring = block.ring;
+  const int worker = blockIdx.x / kPair, begin = depth.begin(worker), end = depth.begin(worker + 1);
+  const int early = min(ring.length, end - begin);
+  for (int i = 0; i < early; ++i) {
+    barrier_expect(ring.full + 8 * i, block.stage_bytes());
+    block.bring_weights(maps, begin + i, i);
+  }
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  for (int i = 0; i < early; ++i) block.bring_x(maps, begin + i, i), ring.advance();
+  for (int at = begin + early; at < end; ++at) {
+    ring.await_empty();
+    barrier_expect(ring.full_now(), block.stage_bytes());
+    block.bring_weights(maps, at, ring.stage), block.bring_x(maps, at, ring.stage);
+    ring.advance();
+  }
+  ring.drain();
+}
 
 // Parts of tiles, as the threads that multiply see them, of which there are `kStorers`; each has four sums of every eight of
 // `kEights * 8` rows of x, of which `eights` are there. In memory parts are [pairs][first or last of its tiles][block of the
