@@ -149,7 +149,7 @@ G128 = Bricks(128, 1)
         (33, 6144, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 64, 2)),
         (256, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 256, 1, 2)),
         (64, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 64, 3)),
-        (65, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 128, 4, 3)),
+        (65, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 128, 1, 2, 64)),
         (300, 28672, 4096, HOPPER, {"in_eights": False}, CodedLaunch(CodedKernel.TILES, 128, 1)),
         (300, 28676, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 128, 1)),
         (4097, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.MATRIX)),
@@ -220,5 +220,5 @@ def test_a_decoders_products_find_work_for_half_of_the_chip(columns, depth):
     for rows in (128, 256, 512):
         launch = choose_coded(rows, columns, depth, G128, Ending.PLAIN, HOPPER)
         assert launch is not None
-        pairs = -(-rows // launch.tokens) * -(-columns // (128 * launch.consumers)) * launch.cluster
+        pairs = launch.shares or -(-rows // launch.tokens) * -(-columns // (128 * launch.consumers))
         assert pairs >= 32

@@ -141,10 +141,10 @@ def test_tiles_of_gates(emulated, kind, width, depth, tokens, cluster, rows):
     [
         (Codes.INT4, 128, 136, 1032, 2, 256, 0, 40),  # the ring goes round
         (Codes.INT4, 128, 392, 200, 2, 64, 0, 150),  # several tiles for a pair, whose last one has none of the columns
-        (Codes.INT4, 256, 200, 456, 3, 128, 0, 130),  # two tiles of rows, less than an instruction has
+        (Codes.INT4, 256, 200, 456, 2, 128, 0, 130),  # two tiles of rows, less than an instruction has
         (Codes.INT4, 32, 40, 520, 2, 208, 4, 201),  # parts of the depth that differ
         (Codes.INT8, 64, 8, 128, 2, 128, 2, 3),  # a stage for each part
-        (Codes.FP4, 16, 264, 328, 3, 128, 4, 60),
+        (Codes.FP4, 16, 264, 328, 2, 128, 4, 60),
         (Codes.INT4, 128, 392, 264, 2, 64, 3, 130),  # six tiles of which three pairs have two each
         (Codes.FP8, 128, 520, 200, 2, 64, 4, 70),  # the end of one tile and the beginning of the next
     ],
@@ -165,7 +165,7 @@ def test_wide_tiles(emulated, kind, group, columns, depth, consumers, tokens, sh
     [
         (Codes.INT4, 208, 264, 2, 64, 0, 70),
         (Codes.INT4, 16, 328, 2, 64, 4, 64),  # fewer parts of the results than of the depth
-        (Codes.INT8, 112, 200, 3, 128, 2, 100),
+        (Codes.INT8, 112, 200, 2, 128, 2, 100),
         (Codes.FP8, 80, 136, 2, 192, 0, 192),
     ],
 )

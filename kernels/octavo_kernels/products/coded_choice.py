@@ -46,7 +46,7 @@ CODED_ROOM = 0.9
 # Clocks of a block: of a brick; of its beginning and end, and there for each block of the cluster.
 CODED_BRICK, CODED_END, CODED_SHARE = 1220, 5000, 1300
 
-WIDE_TILES = ((2, 64), (2, 128), (3, 128), (2, 192), (2, 208), (2, 256))  # consumers, tokens
+WIDE_TILES = ((2, 64), (2, 128), (2, 192), (2, 208), (2, 256))  # consumers, tokens
 SHARED_TILES = 500  # pairs of them, of which a product has counters
 # Bytes a clock that a multiprocessor gets of what is read once, and out of the L2, from data sheets.
 MEMORY_RATE, L2_RATE = 19, 26
@@ -154,5 +154,6 @@ def _wide_clocks(
         (weights + 64 * tokens) / L2_RATE,
     )
     if shares:
-        return over(tiles * stages, shares) * stage + WIDE_END + SHARED_END + SHARED_ROW * most * consumers
+        ends = 2 if shares % tiles else 1  # tiles of a pair that others have a part of
+        return over(tiles * stages, shares) * stage + WIDE_END + ends * (SHARED_END + SHARED_ROW * most * consumers)
     return over(tiles, chip.multiprocessors // 2) * (stages * stage + WIDE_END)

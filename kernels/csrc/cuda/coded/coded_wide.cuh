@@ -45,7 +45,7 @@ struct Shape {
   static constexpr int kWeightsAt = kRing + kStages * kXBytes;
   static constexpr int kBytes = kRoom;  // 1 KB for aligning the ring
   // Registers: with those of the warpgroup that copies all that there are.
-  static constexpr int kTaken = consumers == 3 ? 160 : 232, kKept = consumers == 3 ? 32 : 40;
+  static constexpr int kTaken = 232, kKept = 40;
   static_assert(kStages >= 4);
 };
 
@@ -310,7 +310,6 @@ cudaError_t launch_wide(const CodedArgs& a, const CodedWideTile& tile, const Cod
     const auto is = [&](int consumers, int tokens) { return tile.consumers == consumers && tile.tokens == tokens; };
     if (is(2, 64)) return launch_shape<T, Shape<kind, groups, 2, 64>>(a, tile.shares, sizes, device, stream);
     if (is(2, 128)) return launch_shape<T, Shape<kind, groups, 2, 128>>(a, tile.shares, sizes, device, stream);
-    if (is(3, 128)) return launch_shape<T, Shape<kind, groups, 3, 128>>(a, tile.shares, sizes, device, stream);
     if (is(2, 192)) return launch_shape<T, Shape<kind, groups, 2, 192>>(a, tile.shares, sizes, device, stream);
     if (is(2, 208)) return launch_shape<T, Shape<kind, groups, 2, 208>>(a, tile.shares, sizes, device, stream);
     if (is(2, 256)) return launch_shape<T, Shape<kind, groups, 2, 256>>(a, tile.shares, sizes, device, stream);
