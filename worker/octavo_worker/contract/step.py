@@ -17,7 +17,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -212,22 +211,13 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
     def uses_swapped_in(self) -> bool:
         """True if this step reads a block or a state that it swaps in, for a sequence or a copy of any kind. Otherwise
         a runner may begin it before the swap-in is done, and wait in the next step."""
-        return self._uses_blocks or self._uses_states
-
-    @property
-    def _uses_blocks(self) -> bool:
         blocks = BlockMoves(self.copies, self.swap_out, self.swap_in)
-        return blocks.are_read(s.block_table for s in self.sequences) or self.windows.are_read(
-            s.window_table for s in self.sequences
+        states = BlockMoves(swap_out=self.state_out, swap_in=self.state_in)
+        return (
+            blocks.are_read(s.block_table for s in self.sequences)
+            or self.windows.are_read(s.window_table for s in self.sequences)
+            or states.are_read((s.state.read,) for s in self.sequences if s.state is not None)
         )
-
-    @property
-    def _uses_states(self) -> bool:
-        if not self.state_in:
-            return False
-        loaded = {slot for _, slot in self.state_in}
-        read = (s.state.read for s in self.sequences if s.state is not None)
-        return not loaded.isdisjoint(chain((source for source, _ in self.state_out), read))
 
 
 def count_host_blocks(block_table: Sequence[int], first_host_block: int) -> int:
