@@ -96,7 +96,8 @@ def test_sizes_of_the_delta_rule_that_no_kernel_takes_are_refused(emulated):
 
 # Sequences of any length, some without a state and some without rows, whose heads follow each other in a block.
 MIXED = [
-    Part(1, 1, 1), Part(0, 2, 3), Part(5, write=4, keeps=[(2, 5), (3, 6)]), Part(1), Part(3, 7, 7), Part(0), Part(1, 8, 9),
+    Part(1, 1, 1), Part(0, 2, 3), Part(5, write=4, keeps=[(2, 5), (3, 6)]), Part(1), Part(3, 7, 7), Part(0),
+    Part(1, 8, 9),
 ]  # fmt: skip
 
 
