@@ -16,7 +16,7 @@ from octavo_kernels.recurrent import delta
 from .measuring import READ, Row, bf16, changed, measure, rotations, row
 
 LANES = 132 * 128 * 1.98e9  # operations of float32 that an H200 begins in a second
-CUTS = 7  # of the delta rule that `delta_step_cut` has
+CUTS = 5  # of the delta rule that `delta_step_cut` has
 STEPS = ((1, 1), (32, 1), (256, 1), (1, 8192), (16, 8192))  # sequences, tokens of each
 
 

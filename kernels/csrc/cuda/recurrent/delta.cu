@@ -1,6 +1,6 @@
 // The gated delta rule between a layer's two products (arXiv 2412.06464, section 3): one token of a sequence after the other.
 //
-// A block has columns of one head's matrix, four lanes a column, in registers for as long as its sequence has tokens. Its other
+// A block has columns of one head's matrix, eight lanes a column, in registers for as long as its sequence has tokens. Its other
 // warps make what the next tokens need (convolution, lengths of q and k, gates) in shared memory, and the gated norm of what the
 // last ones gave. Blocks that share a head tell each other the squares of their columns, and the blocks of a key head are a
 // cluster: all of them have read the columns of q and k before one of them writes these.
@@ -35,13 +35,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) delta_kernel(const __
 constexpr int kLong = 256;  // tokens of a sequence
 
 // How a launch is cut. A sequence is bound by a token's latency, and so by how many warps advance it: one long prompt beside
-// decodes is what a step waits for. Where there are many sequences, and all are short or all are long, each head has blocks enough, and
-// what is made of q and k is made in all of its blocks.
+// decodes is what a step waits for. Where there are many sequences, and all are long, each head has blocks enough, and what is made of q
+// and k is made in all of its blocks; where all are short, blocks stream.
 int cut_of(const DeltaArgs& a, int multiprocessors) {
   const int sequences = a.step.moves.sequences;
-  const bool many = a.heads * sequences > 2 * multiprocessors;
-  if (a.step.rows <= 2 * sequences) return many ? 5 : 3;
-  return many && a.step.rows >= kLong * sequences ? 1 : 4;
+  const bool many = a.heads * sequences > multiprocessors;
+  if (a.step.rows <= 2 * sequences) return many ? 5 : 2;
+  if (a.step.rows >= kLong * sequences) return a.heads * sequences > multiprocessors / 2 ? 1 : 4;
+  return many ? 3 : 4;
 }
 
 template <class T, class C>
@@ -75,13 +76,11 @@ cudaError_t delta_step(const DeltaArgs& a, cudaStream_t stream) {
     using T = decltype(tag);
     if (!takes<T>(a)) return cudaErrorInvalidValue;
     switch (a.cut ? a.cut : cut_of(a, device.multiprocessors)) {
-      case 1: return launch<T, Cut<1, 2, 4, 2, 1>>(a, stream);
-      case 2: return launch<T, Cut<2, 1, 2, 1, sizeof(T) == 2 ? 2 : 1>>(a, stream);
-      case 3: return launch<T, Cut<4, 1, 2, 1, sizeof(T) == 2 ? 3 : 2>>(a, stream);
-      case 4: return launch<T, Cut<4, 1, 4, 2, 2>>(a, stream);
+      case 1: return launch<T, Cut<1, 4, 4, 2, 1>>(a, stream);
+      case 2: return launch<T, Cut<4, 2, 2, 1, 2>>(a, stream);
+      case 3: return launch<T, Cut<4, 2, 4, 2, 2>>(a, stream);
+      case 4: return launch<T, Cut<4, 2, 4, 4, 1>>(a, stream);
       case 5: return launch_stream<T, Stream<sizeof(T) == 2 ? 2 : 1>>(a, device.multiprocessors, stream);
-      case 6: return launch<T, Cut<4, 1, 8, 2, 1>>(a, stream);
-      case 7: return launch<T, Cut<4, 1, 4, 4, 1>>(a, stream);
       default: return cudaErrorInvalidValue;
     }
   });

@@ -40,7 +40,7 @@ struct Shared {
   Stage<C> stages[2];
   float weights[kTaps + 1][C::kWeights];  // of the convolution: q, k, v; the bias at the end
   float norm[C::kColumns], rate, dt_bias;
-  float squares[2][C::kTokens][4];        // of each part of the head
+  alignas(16) float squares[2][4][C::kTokens];  // of each part of the head
   Handover handover;
   uint64_t told[2][C::kHelpers];
 };
@@ -55,7 +55,7 @@ struct Place {
   __device__ Place(const DeltaArgs& a, int block) {
     const int sharing = a.heads / a.key_heads, cluster = sharing * C::kParts;
     rank = block % cluster, part = rank % C::kParts;
-    key_head = block / cluster % a.key_heads, sequence = block / (cluster * a.key_heads);
+    key_head = block / cluster % a.key_heads, sequence = in_order(a.step.moves, block / (cluster * a.key_heads));
     head = key_head * sharing + rank / C::kParts;
   }
   // The last of those that share a key head.

@@ -53,6 +53,10 @@ struct Advancer {
 #pragma unroll
     for (int w = 0; w < kWide; ++w)
       along[2 * w] = __fadd_rn(of_k[w][0], of_k[w][1]), along[2 * w + 1] = __fadd_rn(of_q[w][0], of_q[w][1]);
+#pragma unroll
+    for (int w = 0; w < kWide; ++w)
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) state.at[w][i] = __fmul_rn(gates.x, state.at[w][i]);
     sum_columns(along);
 #pragma unroll
     for (int w = 0; w < kWide; ++w) {
@@ -67,7 +71,7 @@ struct Advancer {
       for (int e = 0; e < 4; ++e)
 #pragma unroll
         for (int w = 0; w < kWide; ++w)
-          state.at[w][4 * j + e] = __fmaf_rn(again.at[e], d[w], __fmul_rn(gates.x, state.at[w][4 * j + e]));
+          state.at[w][4 * j + e] = __fmaf_rn(again.at[e], d[w], state.at[w][4 * j + e]);
     }
   }
 

@@ -15,13 +15,14 @@ struct Helper {
   static constexpr int kTurn = kHelpers / 2;  // from the tokens that a warp makes keys of to those of its values
   static constexpr int kLines = kTaps + kPair - 1;
   struct Inputs {  // of the convolution, and of gates
-    Elements<T, kKey> q[kLines], k[kLines];
-    Elements<T, kOwn> v[kLines];
+    Words<T, kKey> q[kLines], k[kLines];
+    Words<T, kOwn> v[kLines];
     T a, b;
   };
   using Own = Elements<float, kOwn>;  // values of a token that this lane has the norm of
-  struct Gates {
-    Elements<T, kOwn> z[kPair];
+  struct Outputs {
+    Words<T, kOwn> z[kPair];
+    float o[kPair][kOwn], squares[kPair];
   };
 
   const DeltaArgs& a;
@@ -62,24 +63,13 @@ struct Helper {
   __device__ Inputs fetch(int stage) const {
     Inputs in;
     const int last = sequence.tokens - 1;
-#pragma unroll
-    for (int i = 0; i < kLines; ++i) {
-      const int t = min(first(stage) + i - kTaps + 1, last), u = min(first(stage, kTurn) + i - kTaps + 1, last);
-      in.q[i] = line.template at<kKey>(t, channels.q + lane * kKey);
-      in.k[i] = line.template at<kKey>(t, channels.k + lane * kKey);
-      in.v[i] = line.template at<kOwn>(u, channels.v + column);
-    }
+    // First what not all warps use: a load waits for the one before into its register.
     const int t = min(stage * kTokens + lane % kTokens, last);
     in.a = load_fresh<T, 1>(row(t) + channels.a).at[0], in.b = load_fresh<T, 1>(row(t) + channels.b).at[0];
+    line.run(first(stage) - kTaps + 1, last, channels.q + lane * kKey, in.q);
+    line.run(first(stage) - kTaps + 1, last, channels.k + lane * kKey, in.k);
+    line.run(first(stage, kTurn) - kTaps + 1, last, channels.v + column, in.v);
     return in;
-  }
-
-  __device__ Gates fetch_gates(int stage) const {
-    Gates gates;
-#pragma unroll
-    for (int i = 0; i < kPair; ++i)
-      gates.z[i] = load_fresh<T, kOwn>(row(min(first(stage) + i, sequence.tokens - 1)) + channels.z + column);
-    return gates;
   }
 
   // Inputs of a stage's tokens.
@@ -129,62 +119,69 @@ struct Helper {
     }
   }
 
-  // The gated norm of a stage's tokens, when they are done.
-  __device__ void finish(int stage, const Gates& gates) {
+  // Outputs of a stage's tokens, when they are done: their squares go to the other parts of the head.
+  __device__ void begin_norm(int stage, Outputs& out) {
+#pragma unroll
+    for (int i = 0; i < kPair; ++i)
+      out.z[i] = load_words<T, kOwn>(row(min(first(stage) + i, sequence.tokens - 1)) + channels.z + column);
     const Stage<C>& made = shared.stages[(base + stage) % 2];
     Handover::wait_for(shared.handover.used, base + stage);
-    const int count = min(sequence.tokens - first(stage), kPair);
-    if (count <= 0) return;
-    float o[kPair][kOwn], sums[kPair];
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
       float squares[kOwn];
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) {
-        o[i][j] = i < count ? made.o[warp * kPair + i][lane * kOwn + j] : 0.0f;
-        squares[j] = __fmul_rn(o[i][j], o[i][j]);
+        out.o[i][j] = first(stage) + i < sequence.tokens ? made.o[warp * kPair + i][lane * kOwn + j] : 0.0f;
+        squares[j] = __fmul_rn(out.o[i][j], out.o[i][j]);
       }
-      sums[i] = sum_in_pairs(squares);
+      out.squares[i] = sum_in_pairs(squares);
     }
-    sum_over_lanes(sums, 1, 32);
-    if constexpr (C::kParts > 1) share(stage, count, sums);
+    sum_over_lanes(out.squares, 1, 32);
+    if constexpr (C::kParts > 1) send(stage, out.squares);
+  }
+  // The gated norm of these. Squares of the other parts arrive while the inputs of the stage after the next are made.
+  __device__ void end_norm(int stage, Outputs& out) {
+    if constexpr (C::kParts > 1) receive(stage, out.squares);
     const Own weight = *own(shared.norm);
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
-      if (i >= count) break;
-      const float inverse = inverse_root(__fadd_rn(__fmul_rn(sums[i], 1.0f / kHead), a.norm.eps));
-      Elements<T, kOwn> out;
+      if (first(stage) + i >= sequence.tokens) break;
+      const float inverse = inverse_root(__fadd_rn(__fmul_rn(out.squares[i], 1.0f / kHead), a.norm.eps));
+      float z[kOwn];
+      widen(out.z[i], z);
+      Elements<T, kOwn> put;
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) {
-        const float normed = __fmul_rn(__fmul_rn(o[i][j], inverse), weight.at[j]);
-        out.at[j] = from_float<T>(__fmul_rn(normed, silu_of(to_float(gates.z[i].at[j]))));
+        const float normed = __fmul_rn(__fmul_rn(out.o[i][j], inverse), weight.at[j]);
+        put.at[j] = from_float<T>(__fmul_rn(normed, silu_of(z[j])));
       }
       T* to = static_cast<T*>(a.step.out) + int64_t(sequence.begin + first(stage) + i) * a.step.out_stride;
-      *reinterpret_cast<Elements<T, kOwn>*>(to + place.head * kHead + column) = out;
+      *reinterpret_cast<Elements<T, kOwn>*>(to + place.head * kHead + column) = put;
     }
   }
-  // Sums over the columns of all parts.
-  __device__ void share(int stage, int count, float (&sums)[kPair]) {
+  // Sums over this part's columns, to the warps of the other parts that have the same tokens. They have read those of two stages before:
+  // this warp would not have got the last stage's otherwise.
+  __device__ void send(int stage, const float (&sums)[kPair]) {
     auto& squares = shared.squares[stage % 2];
     const uint32_t told = shared_address(&shared.told[stage % 2][warp]);
-    const int token = warp * kPair + lane / C::kParts, other = lane % C::kParts;
-    float mine = sums[0];
+    float* to = &squares[place.part][warp * kPair];
+    if (lane == 0) barrier_expect(told, (C::kParts - 1) * kPair * sizeof(float));
+    if (lane < C::kParts && lane != place.part) send_words(shared_address(to), told, place.rank - place.part + lane, sums);
+    if (lane == place.part) {
 #pragma unroll
-    for (int i = 1; i < kPair; ++i)
-      if (lane / C::kParts == i) mine = sums[i];
-    if (lane < C::kParts * count) {
-      if (other == place.part) squares[token][other] = mine;
-      else send_word(shared_address(&squares[token][place.part]), told, place.rank - place.part + other, mine);
+      for (int i = 0; i < kPair; ++i) to[i] = sums[i];
     }
-    if (lane == 0) barrier_expect(told, (C::kParts - 1) * count * sizeof(float));
     __syncwarp();
-    barrier_wait(told, stage / 2 & 1);
+  }
+  // Sums over the columns of all parts.
+  __device__ void receive(int stage, float (&sums)[kPair]) {
+    barrier_wait(shared_address(&shared.told[stage % 2][warp]), stage / 2 & 1);
+    const auto& squares = shared.squares[stage % 2];
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
-      if (i >= count) break;
-      const float* of = squares[warp * kPair + i];
-      sums[i] = __fadd_rn(of[0], of[1]);
-      if constexpr (C::kParts == 4) sums[i] = __fadd_rn(sums[i], __fadd_rn(of[2], of[3]));
+      const int t = warp * kPair + i;
+      sums[i] = __fadd_rn(squares[0][t], squares[1][t]);
+      if constexpr (C::kParts == 4) sums[i] = __fadd_rn(sums[i], __fadd_rn(squares[2][t], squares[3][t]));
     }
     __syncwarp();
   }
@@ -193,7 +190,7 @@ struct Helper {
   // of the heads that share them.
   static constexpr int kQuads = kRows / 4, kQuadTurns = (2 * kQuads + 32 * kHelpers - 1) / (32 * kHelpers);
   struct Columns {
-    Elements<T, 4> v[kTaps - 1], keys[kQuadTurns][kTaps - 1];
+    Words<T, 4> v[kTaps - 1], keys[kQuadTurns][kTaps - 1];
   };
   __device__ int thread() const { return warp * 32 + lane; }
   __device__ bool has_keys() const { return place.last(a) && thread() < 2 * kQuads; }
@@ -218,39 +215,38 @@ struct Helper {
   __device__ void put(int slot, int tokens, Columns latest) const {
     if (slot == 0) return;
     clear(tokens, latest);
-    if (thread() < C::kColumns / 4) put_columns(a.step, slot, value_channel(), latest.v);
+    if (thread() < C::kColumns / 4) put_columns<T>(a.step, slot, value_channel(), latest.v);
     if (!has_keys()) return;
 #pragma unroll
-    for (int i = 0; i < kQuadTurns; ++i) put_columns(a.step, slot, key_channel(i), latest.keys[i]);
+    for (int i = 0; i < kQuadTurns; ++i) put_columns<T>(a.step, slot, key_channel(i), latest.keys[i]);
   }
 
-  // What others may write in place has been read.
+  // The meeting behind which columns that others have read may be written in place.
   __device__ void meet_readers() const {
     if constexpr (C::kClustered) tell_cluster(), wait_for_cluster();
     else meet();
   }
   __device__ void run() {
     const int stages = (sequence.tokens + kTokens - 1) / kTokens;
-    Gates gates{};
-    if (stages > 0) {
-      Inputs in;
-      if constexpr (C::kHolds) in = fetch(0);
-      gates = fetch_gates(0);
-      for (int stage = 0; stage < stages; ++stage) {
-        if constexpr (!C::kHolds) in = fetch(stage);
-        make(stage, in);
-        if constexpr (C::kHolds)
-          if (stage + 1 < stages) in = fetch(stage + 1);
-        if (stage == 0) meet_readers();
-        else finish(stage - 1, gates), gates = fetch_gates(stage);
-      }
-    } else {
-      meet_readers();
+    Outputs out;
+    Inputs in;
+    if constexpr (C::kHolds)
+      if (stages > 0) in = fetch(0);
+    if (stages == 0) meet_readers();
+    for (int stage = 0; stage < stages; ++stage) {
+      if constexpr (!C::kHolds) in = fetch(stage);
+      make(stage, in);
+      if constexpr (C::kHolds)
+        if (stage + 1 < stages) in = fetch(stage + 1);
+      if (stage == 0) meet_readers();
+      if (stage > 1) end_norm(stage - 2, out);
+      if (stage > 0) begin_norm(stage - 1, out);
     }
     for (int k = sequence.keep; k < sequence.keeps; ++k)
       if (const int after = a.step.moves.keep_after[k]; after <= sequence.tokens) put(a.step.moves.keep_slot[k], after, take(after));
     const Columns latest = take(sequence.tokens);
-    if (stages > 0) finish(stages - 1, gates);
+    if (stages > 1) end_norm(stages - 2, out);
+    if (stages > 0) begin_norm(stages - 1, out), end_norm(stages - 1, out);
     put(sequence.write, sequence.tokens, latest);
   }
 };

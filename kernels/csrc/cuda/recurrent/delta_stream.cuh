@@ -5,12 +5,13 @@
 
 #include "recurrent/delta_advancer.cuh"
 #include "recurrent/delta_helper.cuh"
+#include "recurrent/stream.cuh"
 
 namespace octavo {
 namespace {
 
 template <int teams>
-struct Stream : Cut<1, 2, 2, 1, 1> {
+struct Stream : Cut<1, 4, 2, 1, 1> {
   static constexpr bool kClustered = false, kHolds = false;
   static constexpr int kTeams = teams, kBuffers = 3;  // matrices in shared memory
   static constexpr int kFirstAdvancer = kTeams * kHelpers + 1;  // warp; the one before copies
@@ -18,9 +19,8 @@ struct Stream : Cut<1, 2, 2, 1, 1> {
 };
 template <class C>
 struct StreamShared {
-  float matrices[C::kBuffers][kRows * kHead];
+  Matrices<C::kBuffers, kRows * kHead> matrices;
   Shared<C> teams[C::kTeams];
-  uint64_t full[C::kBuffers], empty[C::kBuffers];
 };
 
 #if OCTAVO_CLUSTERS
@@ -35,68 +35,43 @@ __device__ inline void for_heads(const DeltaArgs& a, F&& f) {
       for (int team = 0; team < C::kTeams; ++team)
         if (const int group = first + team * int(gridDim.x); group < groups) f(Place<C>(a, group * sharing + head), team);
 }
-__device__ inline int stages_of(const Sequence& s, int tokens) { return (s.tokens + tokens - 1) / tokens; }
-
-// Which buffer a matrix is in, and for which time the buffer is used.
-template <class C>
-struct Buffer {
-  int at = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance() {
-    if (++at == C::kBuffers) at = 0, parity ^= 1;
-  }
-};
 
 template <class C>
 __device__ inline void copy_matrices(const DeltaArgs& a, StreamShared<C>& shared) {
-  Buffer<C> buffer;
+  Turn<C::kBuffers> turn;
   for_heads<C>(a, [&](const Place<C>& place, int) {
     const int slot = a.step.moves.read[place.sequence];
-    barrier_wait(shared_address(&shared.empty[buffer.at]), buffer.parity ^ 1);
-    const uint32_t full = shared_address(&shared.full[buffer.at]);
-    constexpr uint32_t kBytes = sizeof(shared.matrices[0]);
-    if (slot == 0) {
-      barrier_arrive_once(full);
-    } else {
-      const float* from = static_cast<const float*>(a.matrices.data) + slot * a.matrices.stride + int64_t(place.head) * kRows * kHead;
-      barrier_expect(full, kBytes), copy_bulk(shared_address(shared.matrices[buffer.at]), from, kBytes, full);
-    }
-    buffer.advance();
+    const float* from = static_cast<const float*>(a.matrices.data) + slot * a.matrices.stride;
+    shared.matrices.copy(turn, slot ? from + int64_t(place.head) * kRows * kHead : nullptr);
   });
 }
 
 template <class T, class C>
 __device__ inline void advance_heads(const DeltaArgs& a, StreamShared<C>& shared) {
   const int warp = int(threadIdx.x) / 32 - C::kFirstAdvancer;
-  Buffer<C> buffer;
-  uint32_t stages = 0;  // of each team, modulo 256, in eight bits
+  Turn<C::kBuffers> turn;
+  StageCounts stages;
   for_heads<C>(a, [&](const Place<C>& place, int team) {
     const Sequence sequence(a.step.moves, place.sequence);
     Advancer<T, C> advancer(a, place, sequence, shared.teams[team], warp);
-    barrier_wait(shared_address(&shared.full[buffer.at]), buffer.parity);
-    if (sequence.read) advancer.state.take(shared.matrices[buffer.at] + advancer.column, kHead, advancer.place);
-    else advancer.state.clear();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive_once(shared_address(&shared.empty[buffer.at]));
-    const int base = int(stages >> 8 * team & 255);
-    advancer.advance_all(base);
-    stages = (stages & ~(255u << 8 * team)) | (uint32_t(base + stages_of(sequence, C::kTokens)) & 255) << 8 * team;
-    buffer.advance();
+    shared.matrices.take(turn, advancer.state, sequence.read == 0, advancer.column, kHead, advancer.place);
+    advancer.advance_all(stages.of(team));
+    stages.add(team, stages_of(sequence, C::kTokens));
   });
 }
 
 template <class T, class C>
 __device__ inline void make_heads(const DeltaArgs& a, StreamShared<C>& shared) {
-  const int own = int(threadIdx.x) / (32 * C::kHelpers);
+  const int own = int(threadIdx.x) / (32 * C::kHelpers), sharing = a.heads / a.key_heads;
   int stages = 0;
-  for_heads<C>(a, [&](const Place<C>& place, int team) {
-    if (team != own) return;
-    const Sequence sequence(a.step.moves, place.sequence);
-    Helper<T, C>::meet();  // nobody needs the last head's weights
-    Helper<T, C>(a, place, sequence, shared.teams[own], stages).run();
-    stages += stages_of(sequence, C::kTokens);
-  });
+  for (int group = blockIdx.x + own * gridDim.x; group < a.step.moves.sequences * a.key_heads; group += C::kTeams * gridDim.x)
+    for (int head = 0; head < sharing; ++head) {
+      const Place<C> place(a, group * sharing + head);
+      const Sequence sequence(a.step.moves, place.sequence);
+      Helper<T, C>::meet();  // no warp needs the last head's weights
+      Helper<T, C>(a, place, sequence, shared.teams[own], stages).run();
+      stages += stages_of(sequence, C::kTokens);
+    }
 }
 
 #endif
@@ -108,8 +83,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) delta_stream_kernel(c
   auto& shared = *reinterpret_cast<StreamShared<C>*>(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kTeams; ++i) shared.teams[i].handover.set_up(C::kHelpers, C::kAdvancers);
-    for (int i = 0; i < C::kBuffers; ++i)
-      barrier_init(shared_address(&shared.full[i]), 1), barrier_init(shared_address(&shared.empty[i]), C::kAdvancers);
+    shared.matrices.set_up(C::kAdvancers);
   }
   __syncthreads();
   const int warp = int(threadIdx.x) / 32;

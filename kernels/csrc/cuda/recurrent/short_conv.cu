@@ -96,7 +96,7 @@ struct Channels {
     Elements<T, kQuad> latest[kTaps - 1];
 #pragma unroll
     for (int j = 0; j < kTaps - 1; ++j) latest[j] = at(s, tokens - kTaps + 1 + j);
-    put_columns(a, slot, channel, latest);
+    put_columns<T>(a, slot, channel, latest);
   }
 };
 
