@@ -44,9 +44,9 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 
 BUDGETS = {
-    "octavo.cli": 2930,
+    "octavo.cli": 2950,
     "octavo_worker.bench": 1960,
-    "octavo_worker.assembly": 1750,
+    "octavo_worker.assembly": 1770,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
     "octavo_worker.engine": 7300,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 72_000
+MOST_LINES_IN_ALL = 72_050
 
 
 def lines_of(room: str) -> int:
