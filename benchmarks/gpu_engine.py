@@ -3,10 +3,10 @@
 usage: python benchmarks/gpu_engine.py [--models llama-8b,...] [--workloads ...] [--resume] [--vllm-path FOLDER]
            [--engines octavo-w4a16,vllm-w4a16,octavo-fp8,vllm-fp8,octavo@2,vllm@2]
 
-Behind a dash stands the form of the weights: `w4a16`, four bits in groups of 128, and `fp8blocks`, FP8 in blocks of
-128 x 128, as a config.json states them; `fp8` or `int8`, which each engine makes of 16 bits while it loads. Behind an @
-stands the number of ranks, which is that of GPUs. octavo is compared with vLLM in the same form on as many GPUs;
-`scaling` is its speed divided by that on one.
+Behind a dash stands the form of the weights: `w4a16`, four bits in groups of 128, `fp8blocks`, FP8 in blocks of
+128 x 128, and `mxfp4`, gpt-oss as it is released, as a config.json states them; `fp8` or `int8`, which each engine
+makes of 16 bits while it loads. Behind an @ stands the number of ranks, which is that of GPUs. octavo is compared with
+vLLM in the same form on as many GPUs; `scaling` is its speed divided by that on one.
 
 A GPU holds one engine at a time: for each model each engine starts in a process of its own, runs every workload once
 shortened and then with an empty prefix cache (--rounds times if a run takes less than --short seconds, else once), and

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from kernel_rows.cascade import cascade_rows
+from kernel_rows.coded_experts import coded_experts_rows
 from kernel_rows.copies import copy_rows, swap_rows
 from kernel_rows.decode import FlashInfer, decode_others, decode_table
 from kernel_rows.eight_bits import eight_bits
@@ -31,6 +32,7 @@ from kernel_rows.prefill import prefill_rows
 from kernel_rows.recurrent import recurrent_rows
 from kernel_rows.sampling import sample_rows
 from kernel_rows.w8a8 import w8a8_rows, w8a8_tile_rows
+from kernel_rows.wide import latent_rows
 
 from octavo_worker.bench.report import write
 
@@ -45,13 +47,14 @@ def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
         "8-bit": eight_bits,
         "cascade": cascade_rows,
         "prefill": prefill_rows,
+        "latent": latent_rows,
         "fused": fused_rows,
         "copy": copy_rows,
         "linear": linear_rows,
         "gated": gated_rows,
         "w8a8": w8a8_rows,
         "w8a8-tiles": w8a8_tile_rows,
-        "experts": experts_rows,
+        "experts": lambda: [*experts_rows(), *coded_experts_rows()],
         "recurrent": recurrent_rows,
         "swap": swap_rows,
         "sample": sample_rows,

@@ -16,6 +16,7 @@ from octavo_kernels.recurrent import delta
 from .measuring import READ, Row, bf16, changed, measure, rotations, row
 
 LANES = 132 * 128 * 1.98e9  # operations of float32 that an H200 begins in a second
+CUTS = 5  # of the delta rule that `delta_step_cut` has
 STEPS = ((1, 1), (32, 1), (256, 1), (1, 8192), (16, 8192))  # sequences, tokens of each
 
 
@@ -107,7 +108,7 @@ def recurrent_rows() -> list[Row]:
             moved = 8 * sequences * elements + 2 * sequences * tokens * (layer.width + layer.inner)
             floor = max(moved / READ, sequences * tokens * layer.operations * elements / LANES)
             work = calls(layer, sequences, tokens, rotations(moved, 2) if tokens == 1 else 1)
-            for cut in range(5 if isinstance(layer, Delta) else 1):
+            for cut in range(CUTS + 1 if isinstance(layer, Delta) else 1):
                 with in_blocks(cut):
                     shape = f"{sequences} x {tokens}" + f", blocks {cut}" * bool(cut)
                     made.append(row(layer.name, shape, measure(work), floor))

@@ -12,7 +12,7 @@ from typing import Any, Self
 from octavo_worker.bench.shapes import SHAPES
 from octavo_worker.contract.options import ModelOptions
 
-FORMS = ("", "w4a16", "fp8", "fp8blocks", "int8")
+FORMS = ("", "w4a16", "fp8", "fp8blocks", "int8", "mxfp4")
 STATED: dict[str, dict[str, Any]] = {
     "w4a16": {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
@@ -21,6 +21,12 @@ STATED: dict[str, dict[str, Any]] = {
     },
     "fp8blocks": {
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+    },
+    "mxfp4": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"
+        ],
     },
 }  # fmt: skip
 

@@ -45,6 +45,9 @@ inline void add_layouts(pybind11::module_& m) {
               F(StepSample, position), F(StepSample, temperature), F(StepSample, top_k), F(StepSample, top_p),
               F(StepSample, min_p)},
              sizeof(StepSample));
+  m.attr("STEP_MOVE") = layout({F(StepMove, read), F(StepMove, write), F(StepMove, first_keep), F(StepMove, keeps)},
+                               sizeof(StepMove));
+  m.attr("STEP_KEEP") = layout({F(StepKeep, after), F(StepKeep, slot)}, sizeof(StepKeep));
   m.attr("ADJUST_ROW") = layout({F(AdjustRow, first), F(AdjustRow, entries), F(AdjustRow, repetition),
                                  F(AdjustRow, presence), F(AdjustRow, frequency), F(AdjustRow, masked)},
                                 sizeof(AdjustRow));

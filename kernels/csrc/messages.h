@@ -16,6 +16,14 @@ struct StepSequence {
   int32_t group, prefix;                  // its group, -1 for none; what group i of record i shares, in tokens
   int32_t row_context;                    // of each of its rows
 };
+// Of a model that keeps states, in order behind the records of samples: one record a sequence, then all keeps.
+struct StepMove {
+  int32_t read, write;         // slots
+  int32_t first_keep, keeps;   // its `keeps` of all keeps, from `first_keep` on
+};
+struct StepKeep {
+  int32_t after, slot;  // the state after so many of the sequence's tokens goes to this slot
+};
 struct StepSample {
   uint32_t seed_low, seed_high;
   int32_t row, index, position;

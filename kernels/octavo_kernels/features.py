@@ -24,6 +24,10 @@ class Feature(StrEnum):
     """Several processes compute one model."""
     EXPERTS = "experts"
     """Mixtures of experts."""
+    LATENT = "latent"
+    """Latent rows, and heads with 512 values on tensor cores."""
+    RECURRENT = "recurrent"
+    """Layers that keep a state; of which sizes: recurrent/sizes.py."""
 
 
 OPERATIONS = {
@@ -39,9 +43,9 @@ def features(device: torch.device) -> frozenset[Feature]:
     module = _cpu if device.type == "cpu" else cuda.compiled
     found = {feature for feature, operation in OPERATIONS.items() if hasattr(module, operation)}
     if device.type == "cpu":
-        return frozenset(found | {Feature.UNIFORM, Feature.RANKS, Feature.EXPERTS})
+        return frozenset(found | {Feature.UNIFORM, Feature.RANKS, Feature.EXPERTS, Feature.RECURRENT, Feature.LATENT})
     if cuda.runs_hopper_code(device):
-        found |= {Feature.UNIFORM, Feature.EXPERTS}
+        found |= {Feature.UNIFORM, Feature.EXPERTS, Feature.RECURRENT, Feature.LATENT}
     if torch.version.hip is None:  # on AMD's GPUs graphs of these launches were never tried
         found.add(Feature.GRAPHS)
     if hasattr(module, "Exchange"):

@@ -23,7 +23,7 @@ are cut.
 from __future__ import annotations
 
 from octavo_kernels import _cpu
-from octavo_kernels.attention.latent import check_latent, latent_attention, write_latent
+from octavo_kernels.attention.latent import check_latent, keep_latent, latent_attention, write_latent
 from octavo_kernels.attention.paged import paged_attention, rope_attention
 from octavo_kernels.cache.blocks import (
     KV_DTYPES,
@@ -35,6 +35,8 @@ from octavo_kernels.cache.blocks import (
     swap_blocks,
     write_kv,
 )
+from octavo_kernels.experts.coded import pack_experts
+from octavo_kernels.experts.coded import takes as takes_experts
 from octavo_kernels.experts.gpu import Experts, Routed, RouterProduct, experts_down, experts_up, route_rows
 from octavo_kernels.experts.grouped import combine, grouped_linear
 from octavo_kernels.experts.route import Assignments, Routing, Score, route, sigmoid
@@ -83,12 +85,14 @@ __all__ = [
     "experts_up",
     "gated_linear",
     "grouped_linear",
+    "keep_latent",
     "latent_attention",
     "layer_norm",
     "linear",
     "logprobs",
     "num_threads",
     "pack",
+    "pack_experts",
     "pack_samples",
     "paged_attention",
     "rms_norm",
@@ -102,6 +106,7 @@ __all__ = [
     "ssm_step",
     "swap_blocks",
     "takes_copy",
+    "takes_experts",
     "write_kv",
     "write_latent",
 ]

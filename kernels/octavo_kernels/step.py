@@ -2,7 +2,8 @@
 
 A message is a `HEADER`, then a `SEQUENCE` record for each sequence, the token ids, a `SAMPLE` record for each sample,
 and block ids; the places in header and records count words from the header on. A token id below zero is `~i`: the token
-that sample i of the previous step chose, which the host need not know.
+that sample i of the previous step chose, which the host need not know. That of a model that keeps states has a `MOVE`
+record for each sequence and a `KEEP` record for each keep behind those of the samples.
 
 Block tables stay on the device in one row a sequence, whatever its place in the batch, so a step sends only new blocks.
 `group` is the number of the group of sequences with equal leading blocks that a sequence is in (-1: none), below the
@@ -20,10 +21,44 @@ from torch import Tensor
 
 from octavo_kernels import _cpu, cuda
 from octavo_kernels.operands import rows_at
+from octavo_kernels.recurrent.operands import Moves
 from octavo_kernels.sampling.sample import SAMPLE, SAMPLE_WORDS
 
 HEADER, SEQUENCE = _cpu.STEP_HEADER, _cpu.STEP_SEQUENCE
 """numpy types of `StepHeader` and `StepSequence` in csrc/messages.h."""
+MOVE, KEEP = _cpu.STEP_MOVE, _cpu.STEP_KEEP
+"""And of `StepMove` and `StepKeep`."""
+
+
+@dataclass(slots=True)
+class MoveInputs:
+    """Where the moves of a step lie, at fixed addresses: int32 `read[S]`, `write[S]`, `keep_start[S + 1]`,
+    `keep_after[K]` and `keep_slot[K]` of `Moves`."""
+
+    read: Tensor
+    write: Tensor
+    keep_start: Tensor
+    keep_after: Tensor
+    keep_slot: Tensor
+
+    @classmethod
+    def allocate(cls, sequences: int, keeps: int, device: torch.device) -> MoveInputs:
+        """For at most `sequences` sequences with `keeps` keeps in all."""
+        sizes = sequences, sequences, sequences + 1, keeps, keeps
+        return cls(*(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes))
+
+    def of(self, query_start: Tensor) -> Moves:
+        """The moves of the sequences that begin at `query_start[S + 1]`."""
+        count = len(query_start) - 1
+        starts = self.keep_start[: count + 1]
+        return Moves(query_start, self.read[:count], self.write[:count], starts, self.keep_after, self.keep_slot)
+
+    def addresses(self) -> tuple[int, ...]:
+        """In the order of `StepMoves` in csrc/cuda/device/step.h."""
+        return tuple(getattr(self, field.name).data_ptr() for field in fields(self))
+
+
+NO_MOVES = (0,) * len(fields(MoveInputs))
 
 
 @dataclass(slots=True)
@@ -43,10 +78,14 @@ class StepInputs:
     row_context: Tensor
     sample_rows: Tensor
     samples: Tensor
+    moves: MoveInputs | None = None
 
     @classmethod
-    def allocate(cls, sequences: int, tokens: int, blocks: int, device: torch.device) -> StepInputs:
-        """For at most `sequences` sequences, and as many samples, of `blocks` blocks each, and `tokens` tokens."""
+    def allocate(
+        cls, sequences: int, tokens: int, blocks: int, device: torch.device, *, states: bool = False
+    ) -> StepInputs:
+        """For at most `sequences` sequences, and as many samples, of `blocks` blocks each, and `tokens` tokens. With
+        `states` messages have moves, and keeps behind any of the tokens."""
 
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -57,11 +96,16 @@ class StepInputs:
             zeros(i32, sequences, blocks), zeros(i32, sequences), zeros(i32, sequences + 1),
             zeros(i32, sequences), zeros(i32, sequences), zeros(i32, tokens),
             zeros(i64, sequences), zeros(i32, sequences, SAMPLE_WORDS),
+            MoveInputs.allocate(sequences, tokens, device) if states else None,
         )  # fmt: skip
 
     def addresses(self) -> tuple[int, ...]:
-        """In the order of `StepPlaces` in csrc/cuda/module.cpp."""
-        return tuple(getattr(self, field.name).data_ptr() for field in fields(self))
+        """In the order of `StepPlaces` in csrc/cuda/module.cpp, which has no moves."""
+        return tuple(getattr(self, field.name).data_ptr() for field in fields(self)[:-1])
+
+    def move_addresses(self) -> tuple[int, ...]:
+        """As `MoveInputs.addresses`; all null without moves."""
+        return NO_MOVES if self.moves is None else self.moves.addresses()
 
 
 def unpack_step(
@@ -70,8 +114,9 @@ def unpack_step(
     """Fills `inputs` from `message` (int32) and the `tables[rows, blocks]` (int32), which take up the new blocks.
 
     `sequences` at least those of the message: further ones become padding, one token each, which is written to slot -1,
-    has a context of 0 and samples greedily. `previous` (int64): the tokens of the last step's samples; -1, where
-    `sample` found none, becomes token 0. Message and inputs must be on one device; nothing in the message is checked.
+    has a context of 0, moves no state and samples greedily. `previous` (int64): the tokens of the last step's samples;
+    -1, where `sample` found none, becomes token 0. Message and inputs must be on one device; nothing in the message is
+    checked.
     """
     if not message.is_cuda:
         _unpack(message.numpy(), tables, previous, inputs, sequences, block_size)
@@ -79,6 +124,7 @@ def unpack_step(
     cuda.run(
         "unpack_step", message.device,
         message.data_ptr(), rows_at(tables), previous.data_ptr(), sequences, block_size, inputs.addresses(),
+        inputs.move_addresses(),
     )  # fmt: skip
 
 
@@ -122,6 +168,23 @@ def _unpack(
     inputs.context_lens[len(records) : sequences] = 0
     inputs.query_start[len(records) + 1 : sequences + 1] = torch.arange(len(token_ids) + 1, total + 1)
     _fill_samples(inputs, samples, sequences)
+    if inputs.moves is not None:
+        _fill_moves(inputs.moves, message[header["sample_at"] + len(samples) * SAMPLE_WORDS :], len(records), sequences)
+
+
+def _fill_moves(moves: MoveInputs, words: np.ndarray, count: int, sequences: int) -> None:
+    """From `words`, which begin with the records of `count` sequences."""
+    sent = _records(words, 0, count, MOVE)
+    ends = sent["first_keep"] + sent["keeps"]
+    total = int(ends[-1]) if count else 0
+    keeps = _records(words, count * MOVE.itemsize // 4, total, KEEP)
+    padding = np.zeros(sequences - count, np.int32)
+    moves.read[:sequences] = torch.from_numpy(np.append(sent["read"], padding))
+    moves.write[:sequences] = torch.from_numpy(np.append(sent["write"], padding))
+    moves.keep_start[0] = 0
+    moves.keep_start[1 : sequences + 1] = torch.from_numpy(np.append(ends, padding + total))
+    moves.keep_after[:total] = torch.from_numpy(keeps["after"].copy())
+    moves.keep_slot[:total] = torch.from_numpy(keeps["slot"].copy())
 
 
 def _fill_samples(inputs: StepInputs, samples: np.ndarray, sequences: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 
 from octavo_worker.bench.ceilings import Ceilings
 from octavo_worker.bench.floors import Costs, floor_seconds
-from octavo_worker.bench.shapes import SHAPES
+from octavo_worker.bench.shapes import SHAPES, write_shape
 from octavo_worker.bench.workloads import Work
 from octavo_worker.model.families import decoder_config
 from octavo_worker.model.shards import Shards
@@ -29,6 +30,17 @@ def llama_8b() -> Costs:
 def test_costs_of_a_public_shape(llama_8b: Costs) -> None:
     assert llama_8b.layers + 2 * llama_8b.head == pytest.approx(8.03e9, rel=0.001)  # its number of parameters
     assert llama_8b.kv_bytes == 128 * 1024  # 32 layers, 8 heads of 128, K and V, two bytes
+
+
+@pytest.mark.parametrize(("name", "states"), [("qwen3.5-4b", 24 * 32 * 128 * 128 * 4), ("lfm2-1.2b", 0)])
+def test_each_decode_reads_and_writes_the_matrices_of_its_state(name: str, states: int, tmp_path: Path) -> None:
+    described = decoder_config(AutoConfig.from_pretrained(write_shape(name, tmp_path), trust_remote_code=False))
+    assert described is not None
+    costs = Costs.of(described, weight_bytes=0, kv_itemsize=2)
+    assert costs.state_bytes == states
+    work, stateless = [Work([i], 3) for i in range(4)], replace(costs, state_bytes=0)
+    more = floor_seconds(costs, work, READS) - floor_seconds(stateless, work, READS)
+    assert more == pytest.approx(2 * 4 * 2 * states / 1e12)
 
 
 def test_a_lone_request_reads_all_weights_for_each_token(llama_8b: Costs) -> None:

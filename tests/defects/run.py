@@ -20,6 +20,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -31,7 +32,7 @@ _LEAST_LIMIT_S = 60
 _SLACK = 3  # times as long as all of its selection takes without the defect, a test hangs
 _LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "results", "node_modules")
 _CAUGHT = "caught by "
-_PACKAGES = ("shared", "gateway", "worker")
+_PACKAGES = ("shared", "gateway", "worker", "kernels")
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Copy:
 
     def __post_init__(self) -> None:
         shutil.copytree(ROOT, self.root, ignore=_LEFT_OUT, symlinks=True)
+        for module in Path(str(find_spec("octavo_kernels._cpu").origin)).parent.glob("*.so"):  # which were compiled
+            shutil.copy2(module, self.root / "kernels" / "octavo_kernels")
 
     def test(self, selection: tuple[str, ...], limit_s: int) -> tuple[int, str]:
         """Pytest's exit code, 1 for a test that hung, too, and the first test that failed."""

@@ -45,17 +45,17 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 BUDGETS = {
     "octavo.cli": 2950,
-    "octavo_worker.bench": 1960,
-    "octavo_worker.assembly": 1770,
+    "octavo_worker.bench": 2200,
+    "octavo_worker.assembly": 1800,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
-    "octavo_worker.engine": 7300,
+    "octavo_worker.engine": 7350,
     "octavo_worker.memory": 1000,
-    "octavo_worker.runner": 3500,
-    "octavo_worker.model": 9660,
+    "octavo_worker.runner": 3580,
+    "octavo_worker.model": 9750,
     "octavo_worker.ranks": 660,
-    "octavo_worker.contract": 1650,
-    "octavo_kernels": 4700,
+    "octavo_worker.contract": 1680,
+    "octavo_kernels": 5070,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 72_050
+MOST_LINES_IN_ALL = 73_300
 
 
 def lines_of(room: str) -> int:

@@ -14,7 +14,7 @@ from itertools import cycle, product
 import torch
 from coded_weights import FORMS, random_weight
 from exchange_alone import exchange
-from experts_alone import experts
+from experts_alone import coded_experts, experts
 from recurrent_alone import recurrent
 from step_words import step_message
 from torch import Tensor
@@ -345,10 +345,10 @@ def sample() -> None:
 
 
 def inputs() -> None:
-    words = torch.from_numpy(step_message()).pin_memory()
+    words = torch.from_numpy(step_message(moves=True)).pin_memory()
     message = torch.empty_like(words, device="cuda")
     step.carry(words, message)
-    places = step.StepInputs.allocate(4, 16, 3, torch.device("cuda"))
+    places = step.StepInputs.allocate(4, 16, 3, torch.device("cuda"), states=True)
     step.unpack_step(message, torch.zeros(4, 3, dtype=I32).cuda(), ints(9, 9, dtype=I64), places, 4, BLOCK)
     assert places.token_ids[:4].tolist() == [9, 5, 6, 7]
 
@@ -369,6 +369,7 @@ PIECES: dict[str, Callable[[], None]] = {
         coded_wide,
         w8a8_products,
         experts,
+        coded_experts,
         recurrent,
         sample,
         inputs,

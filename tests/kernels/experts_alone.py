@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
+from coded_weights import FORMS, random_weight
 from torch import Tensor
 
 from octavo_kernels import ops
 from octavo_kernels.experts import gpu
 from octavo_kernels.operands import RmsNorm
+from octavo_kernels.products.coded import CodedWeight
+from octavo_kernels.products.weights import Codes
 
 HIDDEN, WIDTH, EXPERTS = 1096, 72, 20
 
@@ -36,3 +41,21 @@ def experts() -> None:
                 inner, ops.Experts(down, None, uniform), found.taken, shared=data(rows, HIDDEN), gates=found.gates,
                 residual=data(rows, HIDDEN),
             )  # fmt: skip
+
+
+def coded_experts() -> None:
+    """Every form of codes, with zero points where there are any."""
+    zeros = torch.zeros(gpu.COUNTERS, dtype=torch.int32).cuda()
+    routing, experts = ops.Routing(8, 2, normalised=True), 8
+    router = data(experts, 272, dtype=torch.float32)
+    for (kind, group), rows in product(FORMS, (1, 3, 40, 400)):
+        asymmetric = kind in (Codes.INT4, Codes.INT8)
+        up, down = (
+            ops.pack(random_weight(kind, group, experts * columns, depth, zeros=asymmetric, device="cuda"))
+            for columns, depth in ((2 * 144, 272), (272, 144))
+        )
+        assert isinstance(up, CodedWeight)
+        assert isinstance(down, CodedWeight)
+        found = ops.route_rows(ops.RouterProduct(data(rows, 272), router, routing, zeros))
+        inner = ops.experts_up(found.rows, ops.Experts(up, data(up.columns)), found.taken, "silu")
+        ops.experts_down(inner, ops.Experts(down, data(down.columns)), found.taken, residual=data(rows, 272))

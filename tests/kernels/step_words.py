@@ -1,4 +1,5 @@
-"""A small message of a step: of two sequences, one of which takes a token that the step before sampled."""
+"""A small message of a step: of two sequences, one of which takes a token that the step before sampled. With `moves`
+the other one keeps two states."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import numpy as np
 from octavo_kernels import step
 
 
-def step_message() -> np.ndarray:
+def step_message(*, moves: bool = False) -> np.ndarray:
     header, record, drawn = np.zeros(1, step.HEADER), np.zeros(2, step.SEQUENCE), np.zeros(2, step.SAMPLE)
     record["row"], record["context"], record["queries"], record["query_start"] = [1, 0], [20, 3], [1, 3], [0, 1]
     record["blocks"], record["group"], drawn["row"], drawn["top_p"] = [2, 1], -1, [0, 3], 1.0
@@ -15,7 +16,17 @@ def step_message() -> np.ndarray:
     header["sequences"], header["tokens"], header["samples"] = 2, 4, 2
     header["sequence_at"], header["token_at"] = lengths[0], sum(lengths)
     header["sample_at"] = sum(lengths) + 4
-    block_at = sum(lengths) + 4 + drawn.nbytes // 4
+    move, keep = np.zeros(2 * moves, step.MOVE), np.zeros(2 * moves, step.KEEP)
+    if moves:
+        move["read"], move["write"], move["keeps"] = [3, 0], [3, 4], [0, 2]
+        keep["after"], keep["slot"] = [1, 3], [5, 6]
+    block_at = sum(lengths) + 4 + sum(part.nbytes for part in (drawn, move, keep)) // 4
     record["block_at"] = [block_at, block_at + 2]
-    parts = [header.view("<i4"), record.view("<i4"), [~0, 5, 6, 7], drawn.view("<i4"), [3, 4, 2]]
+    parts = [
+        header.view("<i4"),
+        record.view("<i4"),
+        [~0, 5, 6, 7],
+        *(part.view("<i4") for part in (drawn, move, keep)),
+        [3, 4, 2],
+    ]
     return np.concatenate(parts).astype(np.int32)

@@ -164,7 +164,7 @@ def test_of_a_few_rows_each_is_as_if_it_were_alone(size: tuple[int, ...]) -> Non
     mixture = Mixture(size, torch.bfloat16)
     x = mixture.rows(gpu.FEW_ROWS)
     together = mixture.apply(x)
-    for some in (slice(0, 1), slice(gpu.FEW_ROWS - 1, gpu.FEW_ROWS), slice(5, 12)):
+    for some in (slice(0, 1), slice(gpu.FEW_ROWS - 1, gpu.FEW_ROWS), slice(1, gpu.FEW_ROWS)):
         assert torch.equal(mixture.apply(x[some]), together[some])
 
 

@@ -15,7 +15,7 @@ from .recurrent_blocks import BLOCK_LAYERS, with_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
-CUTS = (1, 2, 3, 4)
+CUTS = (1, 2, 3, 4, 5)
 SHAPES = {"9B": (16, 32), "2B": (16, 16), "27B": (16, 48)}
 PARTS = [Part(5, 1, 1), Part(70, write=3, keeps=[(2, 5), (64, 6), (70, 7)]), Part(1, 2, 4), Part(2, 9, 8, [(1, 10)])]
 

@@ -17,7 +17,7 @@ from .recurrent_blocks import BLOCK_LAYERS, with_step
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
 
-CUTS = (1, 2, 3, 4)
+CUTS = (1, 2, 3, 4, 5)
 PARTS = [Part(5, 1, 1), Part(11, write=3, keeps=[(2, 5), (9, 6), (11, 7)]), Part(1, 2, 4), Part(2, 9, 8, [(1, 10)])]
 
 
@@ -92,3 +92,37 @@ def test_sizes_of_the_delta_rule_that_no_kernel_takes_are_refused(emulated):
         layer = with_step(delta_layer(*sizes, **more), emulated.delta_step)
         with pytest.raises(ValueError, match="error"):
             layer.step(layer.rows(1), blocks.states_of(layer), moves_of([Part(1)]))
+
+
+# Sequences of any length, some without a state and some without rows, whose heads follow each other in a block.
+MIXED = [
+    Part(1, 1, 1), Part(0, 2, 3), Part(5, write=4, keeps=[(2, 5), (3, 6)]), Part(1), Part(3, 7, 7), Part(0),
+    Part(1, 8, 9),
+]  # fmt: skip
+
+
+def after_mixed(layer: Layer) -> tuple[torch.Tensor, ...]:
+    states = blocks.begun(layer, "cpu", (1, 2, 7, 8))
+    out = blocks.step(layer, layer.rows(11), states, MIXED)
+    return out, states.columns.nan_to_num(7.0), states.matrices.nan_to_num(7.0)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3])
+def test_a_block_of_many_heads_of_the_delta_rule_is_as_many_blocks(emulated, multiprocessors):
+    made = []
+    for cut in (3, 5):
+        torch.manual_seed(1)
+        layer = delta(emulated, cut, 40 + cut, 2, 4)
+        emulated.set_up(multiprocessors, cut)
+        made.append(after_mixed(layer))
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+def test_a_block_of_many_heads_of_mamba2_is_as_many_blocks(emulated):
+    layer = with_step(BLOCK_LAYERS["ssm"](dtype=torch.bfloat16), emulated.ssm_step)
+    made = []
+    for multiprocessors in (1, 3, 100):
+        emulated.set_up(multiprocessors, multiprocessors)
+        made.append(after_mixed(layer))
+    for other in made[1:]:
+        assert all(torch.equal(*pair) for pair in zip(made[0], other, strict=True))

@@ -222,17 +222,33 @@ def test_blocks_and_words_are_copied(patched):
     assert torch.equal(back, words)
 
 
-def test_a_steps_inputs(patched):
-    words = torch.from_numpy(step_message())
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_steps_inputs(patched, moves):
+    words = torch.from_numpy(step_message(moves=moves))
     inputs, tables, previous = (
-        StepInputs.allocate(4, 16, 3, torch.device("cpu")),
+        StepInputs.allocate(4, 16, 3, torch.device("cpu"), states=moves),
         torch.zeros(4, 3).int(),
         torch.tensor([9, 9]),
     )
-    patched.run("unpack_step", words.data_ptr(), (tables.data_ptr(), 3), previous.data_ptr(), 4, 16, inputs.addresses())
+    patched.run(
+        "unpack_step",
+        words.data_ptr(),
+        (tables.data_ptr(), 3),
+        previous.data_ptr(),
+        4,
+        16,
+        inputs.addresses(),
+        inputs.move_addresses(),
+    )
     assert inputs.token_ids[:4].tolist() == [9, 5, 6, 7]
     assert inputs.context_lens.tolist() == [20, 3, 0, 0]
     assert inputs.query_start[:3].tolist() == [0, 1, 4]
+    assert tables[:2, 0].tolist() == [2, 3]
+    if moves:
+        found = inputs.moves.of(inputs.query_start)
+        assert [part.tolist() for part in (found.read, found.write)] == [[3, 0, 0, 0], [3, 4, 0, 0]]
+        assert found.keep_start.tolist() == [0, 0, 2, 2, 2]
+        assert [part[:2].tolist() for part in (found.keep_after, found.keep_slot)] == [[1, 3], [5, 6]]
 
 
 def test_a_wave_whose_halves_part_at_a_barrier_is_noticed(waved):

@@ -39,17 +39,20 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from octavo_kernels.products.weights import Codes, PackedWeight, QuantisedWeight, Scheme
+from octavo_kernels.products.weights import Activations, Codes, PackedWeight, QuantisedWeight, Scheme
 from octavo_worker.assembly.choices import has_decoder
 from octavo_worker.assembly.inspection import Outline, Stretch, as_read, inspect
-from octavo_worker.contract.options import ModelOptions
-from octavo_worker.model.checkpoint.mixtures import in_16_bits
+from octavo_worker.contract.options import ModelOptions, OnlineQuantization
+from octavo_worker.model.checkpoint.mixtures import for_gpu, in_16_bits, without_bias
+from octavo_worker.model.checkpoint.rounding import quantised
 from octavo_worker.model.config import MixtureMlp
 from octavo_worker.model.errors import CheckpointError, UnsupportedModel
 from octavo_worker.model.families import FAMILIES, decoder_config
-from octavo_worker.model.layers.linear import Dense
+from octavo_worker.model.layers.linear import Dense, Products
 from octavo_worker.model.layers.mixture import EXPERTS_DOWN, ExpertMlp
-from octavo_worker.model.layers.quantised import Quantised
+from octavo_worker.model.layers.quantised import CodedExperts, Quantised, form_of
+
+GPU = torch.device("cuda")
 
 
 @pytest.mark.parametrize("ending", ["", ".weight"])
@@ -102,7 +105,7 @@ def test_a_surplus_tensor_is_refused(name: str, tmp_path: Path) -> None:
 def test_on_a_gpu_experts_are_what_their_codes_stand_for(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In 16 bits, as the GPU's kernels take them."""
+    """In 16 bits where its kernels do not read these codes."""
     monkeypatch.setattr("octavo_kernels.ops.pack", as_a_gpu_without_kernels)
     pack_experts(tmp_path, form)
     plain = saved(tmp_path / "plain").items()
@@ -117,6 +120,28 @@ def test_on_a_gpu_experts_are_what_their_codes_stand_for(
     gpu, coded = torch.device("cuda"), Outline((Stretch(12, 64, Scheme(Codes.INT4, 32)),), torch.bfloat16)
     assert as_read(coded, EXPERTS_DOWN, gpu) == Outline((Stretch(12, 64, None),), torch.bfloat16)
     assert as_read(coded, EXPERTS_DOWN, torch.device("cpu")) == as_read(coded, "out", gpu) == coded
+
+
+@pytest.mark.parametrize("form", ["int4", "fp8"])
+def test_on_a_gpu_with_kernels_experts_stay_codes(form: OnlineQuantization, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[int, int]] = []
+    monkeypatch.setattr("octavo_kernels.ops.pack_experts", lambda weight: weight)
+    monkeypatch.setattr(
+        "octavo_kernels.ops.takes_experts",
+        lambda scheme, columns, depth, device, *, halves=1: not taken.append((columns, halves)),
+    )
+    weight = as_a_gpu_without_kernels(quantised(torch.randn(4 * 32, 64), form))
+    made = for_gpu(Quantised(weight, torch.zeros(4 * 32), Products(uniform=True), torch.bfloat16), "a", 32, halves=2)
+    assert isinstance(made, CodedExperts)
+    assert (made.weight, taken) == (weight, [(32, 2)])
+    assert made.forms == {form_of(weight.scheme, 64)}
+    assert made.nbytes == weight.nbytes
+    assert made.copy_bytes == 0
+    assert made.experts().uniform
+    assert without_bias(made).experts().bias is None
+    read = as_read(Outline((Stretch(4 * 32, 64, weight.scheme, zeros=True),), torch.bfloat16), EXPERTS_DOWN, GPU, 4)
+    scheme = weight.scheme._replace(activations=Activations.AS_GIVEN, activation_group=0)
+    assert read == Outline((Stretch(4 * 32, 64, scheme, zeros=True),), torch.bfloat16)
 
 
 def as_a_gpu_without_kernels(weight: QuantisedWeight) -> PackedWeight:

@@ -70,6 +70,8 @@ STEPS = st.builds(
     PAIRS,
     PAIRS,
     st.booleans(),
+    PAIRS,
+    PAIRS,
 )
 
 

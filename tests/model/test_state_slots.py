@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo_worker.assembly import cache_size
 from octavo_worker.assembly.state_slots import host_slots, slot_bytes, state_slots
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.state import StateLayout, StateMove, StateSpec
 from octavo_worker.model.errors import ModelError
-from octavo_worker.model.recurrent.slots import copy_slots, empty_slots, layer_states, moves_of, no_moves
+from octavo_worker.model.recurrent.slots import empty_slots, layer_states, moves_of, no_moves
 
 MIB = 1 << 20
 SPECS = st.none() | st.builds(
@@ -29,6 +30,11 @@ class Keeping:
     """A model by what its layers keep."""
 
     states: tuple[StateSpec | None, ...]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    cache: tuple[None, ...] = ()
+    kept_bytes: int = 0
+    group: None = None
+    dtype: torch.dtype = torch.bfloat16
 
 
 BIG = Keeping((StateSpec((32, 128, 128), (8192, 3), "bfloat16"), None) * 8)
@@ -41,7 +47,7 @@ def options(**values: object) -> ModelOptions:
 @given(st.lists(SPECS, min_size=1).filter(any))
 def test_layers_share_no_byte_of_a_slot(specs: list[StateSpec | None]) -> None:
     layout = StateLayout.of(specs)
-    slots = empty_slots(layout, 3, torch.device("cpu")).zero_()
+    slots = empty_slots(layout, 3, 0, torch.device("cpu")).device.zero_()
     views = [view for view in layer_states(slots, layout) if view is not None]
     parts = [part for view in views for part in view if part is not None]
     for number, part in enumerate(parts, 1):
@@ -50,11 +56,12 @@ def test_layers_share_no_byte_of_a_slot(specs: list[StateSpec | None]) -> None:
     assert not any(part[other].any() for part in parts for other in (0, 2))
 
 
-def test_slots_are_copied_whole() -> None:
-    slots = torch.arange(12, dtype=torch.uint8).view(4, 3).clone()
-    copy_slots(slots, [(1, 3), (2, 0)])
-    assert slots.tolist() == [[6, 7, 8], [3, 4, 5], [6, 7, 8], [3, 4, 5]]
-    copy_slots(slots, [])
+def test_pools_of_slots_share_no_byte() -> None:
+    pools = empty_slots(StateLayout.of([BIG.states[0]]), 3, 2, torch.device("cpu"))
+    assert [len(pool) for pool in pools] == [3, 2]
+    pools.device.fill_(1)
+    pools.host.fill_(2)
+    assert (pools.device == 1).all()
 
 
 def test_moves_are_those_of_the_steps_and_none_where_none_has_one() -> None:
@@ -79,6 +86,23 @@ def test_slots_take_half_of_the_memory_at_most() -> None:
     with pytest.raises(ModelError, match=r"states of this model are 16 MiB a sequence.*--state-slots"):
         state_slots(options(), BIG, 3 * each)  # type: ignore[arg-type]
     assert state_slots(options(state_slots=3), BIG, 0) == 4  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("left", "slots"), [(64, 32), (20, 20), (1, None), (-3, None)])
+def test_states_beside_a_cache_that_is_named_have_what_a_gpu_has_left(
+    left: int, slots: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much again as the cache, if there is as much."""
+    each = slot_bytes(BIG)  # type: ignore[arg-type]
+    asked = 32 * each
+    monkeypatch.setattr(cache_size, "room_for_cache", lambda *_: asked + left * each)
+    model, sized = replace(BIG, device=torch.device("cuda")), options(kv_cache_bytes=asked, host_cache_bytes=0)
+    if slots is None:
+        with pytest.raises(ModelError, match="no room for 2 beside keys and values"):
+            cache_size.cache_config(sized, model, 1024, room=None)  # type: ignore[arg-type]
+        return
+    found = cache_size.cache_config(sized, model, 1024, room=None)  # type: ignore[arg-type]
+    assert found.num_state_slots == 1 + slots
 
 
 def test_a_model_without_states_has_no_slots() -> None:

@@ -42,3 +42,27 @@ if hasattr(transformers, "YoutuConfig"):
     LATENT["youtu"] = transformers.YoutuConfig(**ROWS, q_lora_rank=20)
 if hasattr(transformers, "MiniCPM3Config"):
     LATENT["minicpm3"] = transformers.MiniCPM3Config(**ROWS, q_lora_rank=20, dim_model_base=32)
+
+LATENT_WRAPPED: dict[str, PreTrainedConfig] = {}
+if hasattr(transformers, "Kimi_K25Config"):
+    LATENT_WRAPPED["kimi_k25"] = transformers.Kimi_K25Config(
+        text_config=LATENT["deepseek_v3"].to_dict(),
+        vision_config={
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "pos_emb_height": 4, "pos_emb_width": 4,
+        },
+        projection_hidden_size=16,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+if hasattr(transformers, "Mistral4Config"):  # transformers has it as the text part of another alone
+    LATENT_WRAPPED["mistral3-mistral4"] = transformers.Mistral3Config(
+        text_config=transformers.Mistral4Config(
+            **ROWS, **GROUPED, q_lora_rank=20, first_k_dense_replace=1,
+            rope_parameters={**YARN, "llama_4_scaling_beta": 0.1},
+        ),
+        vision_config={
+            "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "head_dim": 8, "image_size": 28, "patch_size": 14,
+        },
+        vision_feature_layer=-1,
+    )  # fmt: skip

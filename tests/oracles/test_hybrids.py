@@ -12,6 +12,7 @@ import torch
 from forked_ranks import forked_ranks
 from transformers import AutoModelForMultimodalLM, PreTrainedModel
 
+from octavo_kernels.features import Feature
 from octavo_worker.assembly.choices import choose
 from octavo_worker.assembly.inspection import inspect
 from octavo_worker.assembly.loading import load_runner
@@ -176,12 +177,43 @@ def test_what_ranks_cannot_share_is_named(
         choose(options_of(folders(name)[0], tensor_parallel=ranks))
 
 
-def test_a_gpu_is_refused_by_name(
+@pytest.mark.parametrize(
+    ("name", "dtype", "reason"),
+    [
+        ("qwen3_5", "bfloat16", "recurrent layers with keys of 8 elements, and not 128.*give --device cpu"),
+        ("bamba", "bfloat16", "recurrent layers with states of 12 rows, and not 128"),
+        ("lfm2-adjusted", "bfloat16", "convolutions of 5 taps, and not 2 to 4"),
+        ("qwen3_next", "float32", "experts, which a GPU computes in 16 bits alone; give --dtype bfloat16"),
+        ("nemotron_h-experts", "bfloat16", "experts without a gate, which run on CPUs alone"),
+    ],
+)
+def test_what_no_kernel_takes_is_refused_by_name(
+    name: str,
+    dtype: str,
+    reason: str,
+    folders: Callable[[str], tuple[Path, PreTrainedModel]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_a_gpu(monkeypatch, frozenset(Feature))
+    with pytest.raises(UnsupportedModel, match=reason):
+        choose(options_of(folders(name)[0], dtype=dtype))
+
+
+def test_a_gpu_without_kernels_is_refused_by_name(
     folders: Callable[[str], tuple[Path, PreTrainedModel]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo_worker.assembly.choices.choose_device", lambda name: torch.device("cuda"))
-    with pytest.raises(UnsupportedModel, match="'lfm2' has recurrent layers, which run on CPUs alone"):
+    on_a_gpu(monkeypatch, frozenset(Feature) - {Feature.RECURRENT})
+    with pytest.raises(UnsupportedModel, match=r"'lfm2' has recurrent.* a Hopper GPU.* not an A100 wi"):
         choose(options_of(folders("lfm2")[0]))
+    on_a_gpu(monkeypatch, frozenset(Feature))
+    assert choose(options_of(folders("lfm2")[0])).described is not None
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, found: frozenset[Feature]) -> None:
+    monkeypatch.setattr("octavo_worker.assembly.choices.choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
+    for module in ("choices", "devices"):
+        monkeypatch.setattr(f"octavo_worker.assembly.{module}.features", lambda device: found)
 
 
 @pytest.mark.parametrize("name", DENSE)

@@ -34,6 +34,7 @@ from .wrapped import WRAPPED
 from .zoo import VOCAB, widen
 
 FILE = "model.safetensors"
+KIMI_LAYERS = ("language_model.model.blocks.", "language_model.model.layers.")
 
 
 def prompt(length: int = 120) -> list[int]:
@@ -48,6 +49,8 @@ def saved(name: str, folder: Path) -> PreTrainedModel:
     model: PreTrainedModel = made.float().eval()
     widen(model, 1.0)
     model.save_pretrained(folder)
+    if name == "kimi_k25":  # transformers names text layers as it does those of the tower, and published files do not
+        rewritten(folder, lambda stored: {key.replace(*KIMI_LAYERS): tensor for key, tensor in stored.items()})
     return model
 
 

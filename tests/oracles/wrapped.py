@@ -36,6 +36,7 @@ from transformers import (
 from .cousins import FOUR, GROWING
 from .gemmas import GEMMAS4_WRAPPED
 from .hybrid import HYBRID_WRAPPED
+from .latent import LATENT_WRAPPED
 from .tiny import COMMON
 
 TOWER: dict[str, Any] = {
@@ -172,6 +173,7 @@ WRAPPED: dict[str, PreTrainedConfig] = {
         },
     ),
     **GEMMAS4_WRAPPED,
+    **LATENT_WRAPPED,
     "smolvlm": SmolVLMConfig(text_config=LLAMA, vision_config=TOWER, scale_factor=1),
     "voxtral": VoxtralConfig(text_config=LLAMA, audio_config={**SOUND, "intermediate_size": 64}),
 }

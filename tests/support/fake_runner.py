@@ -50,6 +50,7 @@ class FakeRunner:
     shared_reading = None
     step_seconds = StepSeconds([(1, 1.0)], [(4096, 1.0)])  # whatever is computed
     asynchronous = False
+    abreast = 1
     features = FEATURES
     kv_dtype = "bfloat16"
     quantization = ""

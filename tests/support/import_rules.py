@@ -200,7 +200,7 @@ RULES = [
     Rule(f"{KERNELS}/experts", ("torch", *LAUNCHES, *kernels("products"))),
     Rule(f"{KERNELS}/recurrent", ("torch", *LAUNCHES)),
     Rule(f"{KERNELS}/exchange", ("torch", *LAUNCHES, *kernels("sampling"))),
-    Rule(f"{KERNELS}/step.py", ("torch", "numpy", *LAUNCHES, *kernels("sampling"))),
+    Rule(f"{KERNELS}/step.py", ("torch", "numpy", *LAUNCHES, *kernels("recurrent.operands", "sampling"))),
     Rule(
         f"{KERNELS}/ops.py",
         kernels("_cpu", "attention", "cache", "experts", "products", "recurrent", "sampling", "operands"),

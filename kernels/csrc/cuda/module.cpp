@@ -35,6 +35,7 @@ inline auto fields(StepPlaces& x) {
   return std::tie(x.token_ids, x.positions, x.slots, x.block_tables, x.context_lens, x.query_start, x.groups, x.prefix_lens,
                   x.row_context, x.sample_rows, x.samples);
 }
+inline auto fields(StepMoves& x) { return std::tie(x.read, x.write, x.keep_start, x.keep_after, x.keep_slot); }
 
 }  // namespace octavo
 
@@ -74,10 +75,37 @@ AttentionArgs attention_args(int dtype, const Rows& q, const Rows& out, const He
   const size_t item = item_size(Dtype(dtype));
   aligned("q", q, item), aligned("out", out, item), aligned("layer_cache", cache.data);
   auto a = attention_of<AttentionArgs>(Dtype(dtype), q, out, heads, cache, tables, scoring);
+  a.value_dim = heads.dim;
   plan->fill(a);
   a.sequences = use.sequences, a.decodes = use.decodes, a.extends = use.extends, a.history_ready = use.history_ready;
   if (!use.groups) a.prefix = nullptr;
   return a;
+}
+
+// `q_head`: elements from the rotated columns of one head to the next's. The width of a head is that of the row that is kept.
+LatentRowsArgs latent_rows_args(int dtype, const Rows& q, int64_t q_head, const Rows& kept, const HeadNorms& norms,
+                                const Rows& q_out, int64_t tokens, const Heads& heads, const Cache& cache, Address slots,
+                                const Rotation& rotation) {
+  LatentRowsArgs a{};
+  a.dtype = Dtype(dtype), a.q = q.data, a.q_stride = q.stride, a.q_head_stride = q_head;
+  a.kept = kept.data, a.kept_stride = kept.stride, a.norm = norms.k, a.eps = norms.eps, a.norm_offset = norms.offset;
+  a.q_out = q_out.data, a.q_out_stride = q_out.stride;
+  a.tokens = tokens, a.heads = heads.query, a.rank = heads.dim - rotation.dim, a.rotated = rotation.dim;
+  a.cache = cache, a.slots = at<int64_t>(slots), a.positions = rotation.positions;
+  a.cos_sin = rotation.cos_sin, a.cos_sin_stride = rotation.stride;
+  return a;
+}
+
+// `values` of a head: the first elements of its keys.
+AttentionArgs latent_args(int dtype, const Rows& q, const Rows& out, const Heads& heads, int values, const Cache& cache,
+                          const Rows& tables, const Scoring& scoring, const AttentionPlan* plan, const PlanUse& use) {
+  AttentionArgs a = attention_args(dtype, q, out, heads, cache, tables, scoring, plan, use);
+  a.value_dim = values;
+  return a;
+}
+
+cudaError_t attend_latent(const AttentionArgs& a, cudaStream_t stream) {
+  return simt_attention(a, a.decodes, a.extends, stream);
 }
 
 NormArgs norm_args(int dtype, const Rows& x, const Rows& residual, Address weight, Address bias, const Rows& out,
@@ -121,6 +149,8 @@ void define_attention(py::module_& m) {
     check("plan_attention", plan_attention(a, stream_at(stream)));
   });
   m.def("paged_attention", launching("paged_attention", attention_args, attend));
+  m.def("latent_rows", launching("latent_rows", latent_rows_args, latent_rows));
+  m.def("latent_attention", launching("latent_attention", latent_args, attend_latent));
 #if !OCTAVO_HIP
   m.def("decode_step", [](const py::tuple& write, const py::tuple& attention, Address stream) {
     DecodeStepArgs a{from_tuple(rope_write_args, write), from_tuple(attention_args, attention), nullptr};
@@ -185,7 +215,7 @@ void define_sampling(py::module_& m) {
     check("logprobs", logprobs(a, stream_at(stream)));
   });
   m.def("unpack_step", [](Address message, const Rows& tables, Address previous, int sequences, int block_size,
-                          const StepPlaces& to, Address stream) {
+                          const StepPlaces& to, const StepMoves& moves, Address stream) {
     StepArgs a{};
     a.message = at<int32_t>(message), a.previous = at<int64_t>(previous);
     a.tables = static_cast<int32_t*>(tables.data), a.table_stride = tables.stride;
@@ -193,7 +223,7 @@ void define_sampling(py::module_& m) {
     a.token_ids = to.token_ids, a.positions = to.positions, a.slots = to.slots, a.block_tables = to.block_tables;
     a.context_lens = to.context_lens, a.query_start = to.query_start, a.groups = to.groups, a.prefix_lens = to.prefix_lens;
     a.row_context = to.row_context;
-    a.sample_rows = to.sample_rows, a.samples = to.samples;
+    a.sample_rows = to.sample_rows, a.samples = to.samples, a.moves = moves;
     check("unpack_step", unpack_step(a, stream_at(stream)));
   });
   m.def("carry", [](Address from, Address to, int64_t words, Address stream) {
@@ -284,6 +314,7 @@ PYBIND11_MODULE(_cuda, m) {
 #if OCTAVO_HOPPER
   define_experts(m);
   define_recurrent(m);
+  define_wide(m);
 #endif
   define_exchange(m);
 #endif

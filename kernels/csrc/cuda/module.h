@@ -39,10 +39,12 @@ struct Norm {
 };
 inline auto fields(Norm& x) { return std::tie(x.weight, x.eps, x.offset); }
 
-// Bindings that a build of the plain kernels lacks: products, mixtures of experts, recurrent layers, and what joins several GPUs.
+// Bindings that a build of the plain kernels lacks: products, mixtures of experts, recurrent layers, attention of wide heads, and
+// what joins several GPUs.
 void define_products(pybind11::module_&);
 void define_experts(pybind11::module_&);
 void define_recurrent(pybind11::module_&);
+void define_wide(pybind11::module_&);
 void define_exchange(pybind11::module_&);
 
 }  // namespace octavo

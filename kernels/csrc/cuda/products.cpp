@@ -1,5 +1,5 @@
 // Products, and rows as their codes: none of them is in a build of the plain kernels, where torch computes products.
-#include "coded/args.h"
+#include "coded/fields.h"
 #include "linear/args.h"
 #include "module.h"
 #include "w8a8/w8a8.h"
@@ -11,9 +11,6 @@ inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluste
 
 inline auto fields(CodedRows& x) { return std::tie(x.codes, x.stride, x.scales, x.scales_stride); }
 inline auto fields(W8A8Launch& x) { return std::tie(x.kernel, x.consumers, x.tokens, x.height); }
-inline auto fields(CodedMatrix& x) {
-  return std::tie(x.kind, x.group, x.codes, x.scales, x.zeros, x.columns, x.depth);
-}
 inline auto fields(CodedTile& x) { return std::tie(x.tokens, x.cluster); }
 inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.cluster); }
 

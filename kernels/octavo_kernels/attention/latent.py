@@ -1,17 +1,20 @@
-"""Multi-head latent attention on the CPU: of a token one key is kept, whose leading elements are its values.
+"""Multi-head latent attention: of a token one key is kept, whose leading elements are its values.
 
 DeepSeek-V2 (arXiv 2405.04434, section 2.1) in the absorbed form: all heads read the same row of a token, the latent and
-a rotated key behind it."""
+a rotated key behind it. On CUDA rows of 576 with 512 values are the tensor cores', in 16 bits on Hopper; others are
+computed in float32, slowly."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from octavo_kernels import _cpu, checks
+from octavo_kernels import _cpu, checks, cuda
+from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.attention.wide import VALUES, Plan, WidePlan
 from octavo_kernels.cache.blocks import HEAD_DIM_MULTIPLE, check_block_size
-from octavo_kernels.call import check, check_devices, check_heads, float_type, rows_of
-from octavo_kernels.operands import rows_at
+from octavo_kernels.call import check, check_devices, check_heads, float_type, rows_of, run
+from octavo_kernels.operands import RmsNorm, norm_at, rows_at
 
 
 def check_latent(width: int) -> None:
@@ -32,8 +35,8 @@ def write_latent(
     cos_sin: Tensor,
     block_size: int = 16,
 ) -> Tensor:
-    """Rotary embedding of the last values of each query and of the key, then the key into the layer's cache; returns
-    `q_out`.
+    """On the CPU: rotary embedding of the last values of each query and of the key, then the key into the layer's
+    cache; returns `q_out`.
 
     `rows[T, (heads + 1) * width]` has the queries of all heads, then the key; `q_out[T, heads, width]`. `layer_cache`
     is `[num_blocks, 1, 1, block_size * width]` of their type. `slots[T]` and `positions[T]` are int64; a slot of -1
@@ -53,15 +56,63 @@ def write_latent(
     rotary_dim = cos_sin.shape[1]
     if rotary_dim % 2 or rotary_dim > width:
         raise ValueError(f"cos_sin must have an even number of columns up to {width}, not {rotary_dim}")
-    _check_cpu({"rows": rows, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions})
     if checks.wanted(slots):
         checks.writes(layer_cache, block_size, slots)
         checks.in_range("positions", positions, 0, cos_sin.shape[0], "rows of cos_sin")
+    tensors: dict[str, Tensor | None] = {
+        "rows": rows, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions,
+    }  # fmt: skip
+    if check_devices(tensors).type != "cpu":
+        raise ValueError("rows is on a GPU; there take `keep_latent`")
     _cpu.rope_write_latent(
         dtype, rows_at(rows), rows_at(q_out), tokens, (heads, 1, width), cache, slots.data_ptr(),
         (positions.data_ptr(), *rows_at(cos_sin), rotary_dim),
     )  # fmt: skip
     return q_out
+
+
+def keep_latent(
+    q: Tensor,
+    kept: Tensor,
+    norm: RmsNorm,
+    q_out: Tensor,
+    layer_cache: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    block_size: int = 16,
+) -> None:
+    """On CUDA: the RMS norm of each token's latent and the rotary embedding of the key behind it, `kept[T, width]`,
+    into the layer's cache; and that of the last values of its queries, `q[T, heads, rotary_dim]`, into the last columns
+    of `q_out[T, heads, width]`, whose others are left alone.
+
+    All else is as in `write_latent`, which takes what is normed by then. Raises `TypeError` or `ValueError`, naming the
+    argument, for what does not fit together."""
+    dtype = float_type("kept", kept)
+    tokens, width = rows_of("kept", kept)
+    check("q_out", q_out, kept.dtype, (tokens, None, width))
+    check_heads("q_out", q_out)
+    heads = q_out.shape[1]
+    cache = _layout(layer_cache, kept.dtype, width, block_size)
+    check("cos_sin", cos_sin, torch.float32, (None, None))
+    rotary_dim = cos_sin.shape[1]
+    if rotary_dim % 2 or rotary_dim >= width:
+        raise ValueError(f"cos_sin must have an even number of columns below {width}, not {rotary_dim}")
+    check("q", q, kept.dtype, (tokens, heads, rotary_dim))
+    check("norm.weight", norm.weight, kept.dtype, (width - rotary_dim,))
+    check("slots", slots, torch.int64, (tokens,))
+    check("positions", positions, torch.int64, (tokens,))
+    if checks.wanted(slots):
+        checks.writes(layer_cache, block_size, slots)
+        checks.in_range("positions", positions, 0, cos_sin.shape[0], "rows of cos_sin")
+    device = check_devices(
+        {"q": q, "kept": kept, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions}
+    )
+    cuda.run(
+        "latent_rows", device,
+        dtype, rows_at(q), q.stride(1), rows_at(kept), (0, *norm_at(norm)), rows_at(q_out), tokens, (heads, 1, width),
+        cache, slots.data_ptr(), (positions.data_ptr(), *rows_at(cos_sin), rotary_dim),
+    )  # fmt: skip
 
 
 def latent_attention(
@@ -73,9 +124,11 @@ def latent_attention(
     out: Tensor,
     scale: float,
     block_size: int = 16,
+    plan: Plan | None = None,
 ) -> Tensor:
     """Causal attention of `q[T, heads, width]` over rows that `write_latent` wrote, into `out[T, heads, values]`: a
-    token's values are the first of its key. All else is as in `paged_attention`, the order of sums, too.
+    token's values are the first of its key. All else is as in `paged_attention`, the order of sums, too; a `plan` that
+    is no `WidePlan` is one for a KV head as wide as rows are.
 
     Raises `TypeError` or `ValueError`, naming the argument, for what does not fit.
     """
@@ -93,13 +146,28 @@ def latent_attention(
     sequences = context_lens.shape[0]
     check("block_tables", block_tables, torch.int32, (sequences, None))
     check("query_start", query_start, torch.int32, (sequences + 1,))
-    _check_cpu({"q": q, "layer_cache": layer_cache, "block_tables": block_tables, "out": out})
+    tensors: dict[str, Tensor | None] = {
+        "q": q, "layer_cache": layer_cache, "block_tables": block_tables, "out": out,
+    }  # fmt: skip
     if checks.wanted(q):
         checks.reads(layer_cache, block_size, block_tables, context_lens, query_start, len(q), 0)
-    _cpu.latent_attention(
-        dtype, rows_at(q), rows_at(out), (heads, 1, width), values, cache, rows_at(block_tables), (scale, 0, 0.0, 0),
-        context_lens.data_ptr(), query_start.data_ptr(), sequences,
-    )  # fmt: skip
+    operands = (dtype, rows_at(q), rows_at(out), (heads, 1, width))
+    memory = (cache, rows_at(block_tables), (scale, 0, 0.0, 0))
+    if q.is_cuda and plan is None:
+        check_devices(tensors)
+        plan = AttentionPlan.for_call(q, 1, block_tables, block_size, 0)
+        plan.update(context_lens, query_start)
+    if plan is None:
+        work: tuple[object, ...] = (context_lens.data_ptr(), query_start.data_ptr(), sequences)
+        run("latent_attention", tensors, *operands, values, *memory, *work)
+    elif isinstance(plan, WidePlan):
+        if values != VALUES:
+            raise ValueError(f"plan is one for {VALUES} values a head, not {values}")
+        lists = plan.use(sequences, heads, 1, latent=True)
+        run("wide_attention", tensors, *operands, True, *memory, lists)
+    else:
+        use = plan.use(sequences, heads, 1, width, 0, history_ready=False)
+        run("latent_attention", tensors, *operands, values, *memory, *use)
     return out
 
 
@@ -109,8 +177,3 @@ def _layout(cache: Tensor, dtype: torch.dtype, width: int, block_size: int) -> t
     check_latent(width)
     check("layer_cache", cache, dtype, (None, 1, 1, block_size * width))
     return cache.data_ptr(), 0, cache.stride(0), 0, cache.stride(2), block_size
-
-
-def _check_cpu(tensors: dict[str, Tensor | None]) -> None:
-    if check_devices(tensors).type != "cpu":
-        raise ValueError(f"{next(iter(tensors))} is on a GPU, where latent attention has no kernels")

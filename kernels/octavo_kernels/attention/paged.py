@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo_kernels import checks, cuda
 from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.attention.wide import Plan, WidePlan
 from octavo_kernels.cache.blocks import cache_layout, rope_write_kv
 from octavo_kernels.call import Call, Operation, check, check_devices, check_heads, float_type
 from octavo_kernels.operands import address, rows_at
@@ -25,7 +26,7 @@ def paged_attention(
     sliding_window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
-    plan: AttentionPlan | None = None,
+    plan: Plan | None = None,
     history_ready: bool = False,
 ) -> Call:
     """Causal attention of `q[T, heads, head_dim]` over the paged cache, decode and prefill in one ragged call.
@@ -35,10 +36,11 @@ def paged_attention(
     `sliding_window` w > 0 only j > L - n + i - w; blocks that no query sees are not read. A query that sees nothing
     gives zeros. `softcap` c > 0: scores become c * tanh(score / c). `sinks[heads]` (float32): a logit for each head
     that joins the softmax's denominator only. `heads` is a multiple of the cache's `kv_heads`. `plan`: on CUDA, lists
-    updated for this step's lengths, shared by its layers; without one each call makes its own. `history_ready`: the
-    keys and values of tokens before a sequence's queries are older than the stream's previous kernel; on CUDA, some are
-    then read before that has ended. PagedAttention (arXiv 2309.06180), with the online softmax of FlashAttention (arXiv
-    2205.14135). Raises ValueError or TypeError for tensors that do not fit together.
+    updated for this step's lengths, shared by its layers, those of a `WidePlan` for heads that `takes_wide` tells of;
+    without one each call makes its own. `history_ready`: the keys and values of tokens before a sequence's queries are
+    older than the stream's previous kernel; on CUDA, some are then read before that has ended. PagedAttention (arXiv
+    2309.06180), with the online softmax of FlashAttention (arXiv 2205.14135). Raises ValueError or TypeError for
+    tensors that do not fit together.
     """
     dtype = float_type("q", q)
     kv_heads = layer_cache.shape[-2]
@@ -53,6 +55,13 @@ def paged_attention(
         "q": q, "layer_cache": layer_cache, "block_tables": block_tables, "context_lens": context_lens,
         "query_start": query_start, "out": out, "sinks": sinks,
     }  # fmt: skip
+    scoring = (scale, sliding_window, softcap, address(sinks))
+    if isinstance(plan, WidePlan):
+        lists = plan.use(sequences, *heads[:2], latent=False)
+        return Call(
+            "wide_attention", tensors,
+            (dtype, rows_at(q), rows_at(out), heads, False, cache, rows_at(block_tables), scoring, lists), out,
+        )  # fmt: skip
     work: tuple[object, ...] = (context_lens.data_ptr(), query_start.data_ptr(), sequences)
     if q.is_cuda:
         if plan is None:
@@ -63,8 +72,7 @@ def paged_attention(
         work = plan.use(sequences, *heads, sliding_window, history_ready)
     return Call(
         "paged_attention", tensors,
-        (dtype, rows_at(q), rows_at(out), heads, cache, rows_at(block_tables),
-        (scale, sliding_window, softcap, address(sinks)), *work), out,
+        (dtype, rows_at(q), rows_at(out), heads, cache, rows_at(block_tables), scoring, *work), out,
     )  # fmt: skip
 
 
@@ -120,7 +128,7 @@ def rope_attention(
     sliding_window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
-    plan: AttentionPlan | None = None,
+    plan: Plan | None = None,
 ) -> Tensor:
     """`rope_write_kv`, then `paged_attention` of `q_out`, with their arguments; returns `out`.
 

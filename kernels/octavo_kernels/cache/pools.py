@@ -53,16 +53,16 @@ def empty_pools(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Pools:
-    """Uninitialised pools `[blocks, block_bytes / itemsize]` of `dtype`. CPU memory beside a GPU is pinned. Raises
-    `RuntimeError` if there is not as much memory."""
+    """Uninitialised pools `[blocks, block_bytes / itemsize]` of `dtype`; blocks may have no bytes. CPU memory
+    beside a GPU is pinned. Raises `RuntimeError` if there is not as much memory."""
     elements = block_bytes // dtype.itemsize
     if device.type == "cpu":
         both = torch.empty((num_blocks + num_host_blocks, elements), dtype=dtype)
         return Pools(both, both[:num_blocks], both[num_blocks:], num_blocks)
-    granularity = cuda.mapping_granularity(device) if num_host_blocks else None
+    granularity = cuda.mapping_granularity(device) if num_host_blocks and elements else None
     if granularity is None:
         pool = torch.empty((num_blocks, elements), dtype=dtype, device=device)
-        host = torch.empty((num_host_blocks, elements), dtype=dtype, pin_memory=num_host_blocks > 0)
+        host = torch.empty((num_host_blocks, elements), dtype=dtype, pin_memory=num_host_blocks * elements > 0)
         return Pools(pool, pool, host, None)
     stretch = Stretch.of(num_blocks, num_host_blocks, block_bytes, granularity)
     end = stretch.first_host_block + num_host_blocks

@@ -10,15 +10,19 @@ from torch import Tensor
 
 from octavo_kernels import cuda
 from octavo_kernels.call import check, output, rows_of
+from octavo_kernels.experts.coded import matrix_of
 from octavo_kernels.experts.route import SCORES, Assignments, Routing, check_routing
 from octavo_kernels.operands import DTYPES, RmsNorm, address, norm_at, rows_at
 from octavo_kernels.products.activation import Gate, code_of
+from octavo_kernels.products.coded import CodedWeight
 
 COUNTERS = 128
 """Zeros that routing needs, as `kCounters` in csrc/cuda/experts/args.h."""
 FEW_ROWS = 3
 """Rows of a step up to which units of the matrices flow through all blocks; more are cut into tiles of an expert's
 rows, which is faster from 4 rows on. The kernels for a few take up to 64."""
+FEW_CODED_ROWS = 3
+"""The same of matrices of codes, whose kernels for a few take up to 8 rows."""
 MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32
 
 
@@ -78,9 +82,14 @@ class Experts(NamedTuple):
     """Matrices of all experts, `weight[E * N, K]`, one below the other, and `bias[E * N]`. `uniform`: a row's bits
     do not depend on the number of rows of the step."""
 
-    weight: Tensor
+    weight: Tensor | CodedWeight
     bias: Tensor | None = None
     uniform: bool = False
+
+    @property
+    def columns(self) -> int:
+        """Columns of all experts."""
+        return self.weight.columns if isinstance(self.weight, CodedWeight) else len(self.weight)
 
 
 def experts_up(x: Tensor, experts: Experts, taken: Assignments, kind: Gate, clamped: float | None = None) -> Tensor:
@@ -92,9 +101,9 @@ def experts_up(x: Tensor, experts: Experts, taken: Assignments, kind: Gate, clam
         raise ValueError(f"weight must have an even number of rows for each expert, not {columns}")
     rows, chosen = taken.places.shape
     check("x", x, x.dtype, (rows, None))
-    out = x.new_empty(rows * chosen, columns // 2)
+    out, x = x.new_empty(rows * chosen, columns // 2), _in_order(x, experts)
     cuda.run(
-        "experts_up", x.device,
+        *_operation("experts_up", x, experts),
         DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, address(taken.sources), address(taken.starts), code_of(kind),
         clamped or 0.0, rows_at(out), _many(rows, experts),
     )  # fmt: skip
@@ -124,8 +133,9 @@ def experts_down(
     if gates is not None:
         check("gates", gates, torch.float32, (rows,))
     parts = x.new_empty(rows * chosen, columns) if _many(rows, experts) else None
+    x = _in_order(x, experts)
     cuda.run(
-        "experts_down", x.device,
+        *_operation("experts_down", x, experts),
         DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, _lists(taken), rows_at(shared), address(gates),
         rows_at(residual), rows_at(parts), rows_at(out),
     )  # fmt: skip
@@ -133,7 +143,17 @@ def experts_down(
 
 
 def _many(rows: int, experts: Experts) -> bool:
-    return experts.uniform or rows > FEW_ROWS
+    return experts.uniform or rows > (FEW_CODED_ROWS if isinstance(experts.weight, CodedWeight) else FEW_ROWS)
+
+
+def _operation(name: str, x: Tensor, experts: Experts) -> tuple[str, torch.device]:
+    return f"coded_{name}" if isinstance(experts.weight, CodedWeight) else name, x.device
+
+
+def _in_order(x: Tensor, experts: Experts) -> Tensor:
+    """The columns of x in the order of the codes that they meet."""
+    order = experts.weight.order if isinstance(experts.weight, CodedWeight) else None
+    return x if order is None else x.index_select(1, order)
 
 
 def _lists(taken: Assignments) -> tuple[int, ...]:
@@ -145,13 +165,20 @@ def _matrix(x: Tensor, experts: Experts, taken: Assignments) -> tuple[tuple[obje
     _check_half(x)
     weight, count = experts.weight, len(taken.starts) - 1
     _, depth = rows_of("x", x)
-    check("weight", weight, x.dtype, (None, depth))
-    if len(weight) % count:
-        raise ValueError(f"weight must have rows for {count} experts alike, not {len(weight)}")
+    if isinstance(weight, CodedWeight):
+        if weight.depth != depth:
+            raise ValueError(f"x must have {weight.depth} columns, not {depth}")
+    else:
+        check("weight", weight, x.dtype, (None, depth))
+    if experts.columns % count:
+        raise ValueError(f"weight must have rows for {count} experts alike, not {experts.columns}")
     if experts.bias is not None:
-        check("bias", experts.bias, x.dtype, (len(weight),))
-    columns = len(weight) // count
-    return (*rows_at(weight), address(experts.bias), count, columns, depth), columns
+        check("bias", experts.bias, x.dtype, (experts.columns,))
+    columns = experts.columns // count
+    described = (address(experts.bias), count, columns, depth)
+    if isinstance(weight, CodedWeight):
+        return ((0, 0, *described), matrix_of(weight, columns)), columns
+    return (*rows_at(weight), *described), columns
 
 
 def _check_half(x: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
@@ -76,7 +77,9 @@ def dequantise(weight: CodedWeight, dtype: torch.dtype) -> Tensor:
     """`[columns, depth]`, in the order of the codes, rounded once. Its memory is torch's, which hands it to the next
     weight when this one has been multiplied, inside of a graph, too."""
     out = torch.empty(weight.columns, weight.depth, dtype=dtype, device=weight.codes.device)
-    cuda.run("dequantise", weight.codes.device, DTYPES[dtype], _matrix(weight), rows_at(out))
+    if weight.scales.dtype is not torch.float32:  # those of experts may be shorter
+        weight = replace(weight, scales=weight.scales.float())
+    cuda.run("dequantise", weight.codes.device, DTYPES[dtype], matrix_of(weight), rows_at(out))
     return out
 
 
@@ -87,7 +90,7 @@ def launch(p: Product[CodedWeight], out: Tensor, activation: int | None = None) 
     if chosen is None or chosen.kernel is CodedKernel.MATRIX:
         return False
     operands: tuple[Any, ...] = (
-        DTYPES[x.dtype], rows_at(x), _matrix(p.weight), address(p.bias), rows_at(p.residual), rows_at(out), len(x),
+        DTYPES[x.dtype], rows_at(x), matrix_of(p.weight), address(p.bias), rows_at(p.residual), rows_at(out), len(x),
         (gated, activation or 0), norm_at(p.norm),
     )  # fmt: skip
     if chosen.kernel is CodedKernel.FEW:
@@ -122,10 +125,11 @@ def _in_order(p: Product[CodedWeight]) -> Product[CodedWeight]:
     return p if p.weight.order is None else p._replace(x=p.x.index_select(1, p.weight.order))
 
 
-def _matrix(weight: CodedWeight) -> tuple[object, ...]:
-    """The module's `CodedMatrix` as a tuple."""
+def matrix_of(weight: CodedWeight, columns: int | None = None) -> tuple[object, ...]:
+    """The module's `CodedMatrix` as a tuple; with `columns` that of the first of several which lie one below the
+    other."""
     scheme = weight.scheme
     return (
         int(scheme.codes), scheme.group, weight.codes.data_ptr(), weight.scales.data_ptr(), address(weight.zeros),
-        weight.columns, weight.depth,
+        columns or weight.columns, weight.depth,
     )  # fmt: skip

@@ -39,6 +39,7 @@ struct Meeting {
   int arrived = 0;
   uint64_t generation = 0;
   void* given[1024] = {};
+  uint64_t paths[32] = {};
 };
 // Matrix products of a warpgroup: begun, and in groups that have been committed.
 struct Products {
@@ -82,20 +83,39 @@ inline void fail(const char* what) {
   std::abort();
 }
 
+inline int lane() { return current->thread.x % 32; }
+inline Meeting& own_warp() { return current->block->warps[current->thread.x / 32]; }
+
+// The calls that the current thread is in, as one number. On a chip lanes of a warp that meet must be at one instruction: lanes
+// that come by another call of the same code wait there for ever. Asks for frame pointers (EMULATED_PATHS).
+inline uint64_t path() {
+  uint64_t calls = 0;
+#if EMULATED_PATHS
+  const char* const low = current->stack.get();
+  auto frame = static_cast<void* const*>(__builtin_frame_address(0));
+  for (const char* at; at = reinterpret_cast<const char*>(frame), at > low && at < low + kStack - 16;
+       frame = static_cast<void* const*>(*frame))
+    calls = calls * 31 + reinterpret_cast<uint64_t>(frame[1]);
+#endif
+  return calls;
+}
+
 // Threads that do something together: the last to come does it with what all of them gave.
 template <class F>
 void meet(Meeting& m, int place, int count, void* given, F&& together) {
   const uint64_t generation = m.generation;
   m.given[place] = given;
+  const bool of_warp = &m == &own_warp();
+  if (of_warp) m.paths[place] = path();
   if (++m.arrived == count) {
+    for (int i = 1; of_warp && i < 32; ++i)
+      if (m.paths[i] != m.paths[0]) fail("lanes of a warp that meet at different places");
     together(m);
     m.arrived = 0, ++m.generation, steps_without_progress = 0;
     return;
   }
   while (m.generation == generation) yield();
 }
-inline int lane() { return current->thread.x % 32; }
-inline Meeting& own_warp() { return current->block->warps[current->thread.x / 32]; }
 inline Meeting& own_warpgroup() { return current->block->warpgroups[current->thread.x / 128]; }
 inline Products& own_products() { return current->block->products[current->thread.x / 128]; }
 

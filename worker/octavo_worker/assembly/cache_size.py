@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from octavo_kernels import ops
-from octavo_worker.assembly.state_slots import host_slots, slot_bytes, state_slots
+from octavo_worker.assembly.state_slots import MOST_SHARE, host_slots, slot_bytes, state_slots
 from octavo_worker.assembly.window_blocks import WindowGroup
 from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
@@ -26,7 +26,8 @@ def cache_config(
     of every block."""
     block_bytes, ranks = _block_bytes(options, model, *others), _ranks(model)
     each = ranks * slot_bytes(model)
-    slots = state_slots(options, model, _for_caches(options, model, block_bytes, room))
+    both = _for_caches(options, model, block_bytes, max_model_len, *others) if room is None else room
+    slots = state_slots(options, model, both)
     budget = options.kv_cache_bytes or ranks * max(0, (room or 0) - slots * slot_bytes(model))
     kept = host_slots(options, each)
     left_on_host = max(0, options.host_cache_bytes - kept * each)
@@ -57,13 +58,19 @@ def _window_group(
     return WindowGroup.of(options, model, max_model_len, chunk, (full, windowed))
 
 
-def _for_caches(options: ModelOptions, model: CausalModel, block_bytes: int, room: int | None) -> int:
-    """Bytes of each rank for keys, values and states together. Where the options name those of keys and values, states
-    come beside them, as much again, or what the CPU has for a cache by default."""
-    if room is not None:
-        return room
+def _for_caches(
+    options: ModelOptions, model: CausalModel, block_bytes: int, max_model_len: int, *others: CausalModel
+) -> int:
+    """Bytes of each rank for keys, values and states together, where the options name those of keys and values: states
+    come beside them, as much again, or what the CPU has for a cache by default. On a GPU states have no more than what
+    is left there. Raises `ModelError` where the model alone leaves nothing."""
     asked = options.num_blocks * block_bytes if options.num_blocks else options.kv_cache_bytes or 0
-    return max(2 * asked // _ranks(model), DEFAULT_CACHE_BYTES)
+    asked //= _ranks(model)
+    both = max(2 * asked, DEFAULT_CACHE_BYTES)
+    if model.device.type != "cuda" or not slot_bytes(model):
+        return both
+    left = room_for_cache(options, model, max_model_len, *others) - asked
+    return min(both, int(max(0, left) / MOST_SHARE))
 
 
 def cache_dtype(options: ModelOptions, model: CausalModel) -> torch.dtype:

@@ -72,7 +72,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     described = described_by(config, original and original + int(is_long)) if decoders else None
     if described is None:
         trial = trial or tried_route(config, form, dtype)
-    check_states(device, config.model_type, described)
+    check_states(device, dtype, config.model_type, described)
     check_kv_dtype(options.kv_dtype, config.model_type, described)
     if options.quantization != "auto":
         form = online_format(options.quantization, form, described, config.model_type, folder)
@@ -87,13 +87,15 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
 
 
 def has_decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """True if octavo's own decoder computes the model on this device: experts have kernels on Hopper, in 16 bits, but
-    not beside a dense MLP, and latent attention has none."""
+    """True if octavo's own decoder computes the model on this device: latent attention has kernels on Hopper, and so
+    have experts, in 16 bits, but not beside a dense MLP. Recurrent layers have no other route."""
     family = family_of(config)
     if family is None or device.type == "cpu":
         return family is not None
-    if family.latent is not None or family.mlps is None:
-        return family.latent is None
+    if family.latent is not None and Feature.LATENT not in features(device):
+        return False
+    if family.mlps is None or family.recurrent is not None:
+        return True
     described = described_by(config, None)
     mixtures = [] if described is None else described.mixtures
     if not mixtures or any(mlp.beside for mlp in mixtures):

@@ -9,11 +9,13 @@ import torch
 
 from octavo_kernels import cuda, ops
 from octavo_kernels.features import Feature, features
+from octavo_kernels.recurrent import sizes
 from octavo_worker.contract.cache import AttentionShape
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.errors import NEXT, ModelError, UnsupportedModel
+from octavo_worker.model.recurrent.layers import DeltaLayer, RecurrentLayer, SsmLayer
 from octavo_worker.model.shards import check_divisible
 
 LEAST_BLOCK = 16  # that every device takes
@@ -60,12 +62,39 @@ def check_heads(family: str, shapes: Iterable[AttentionShape], device: torch.dev
             )
 
 
-def check_states(device: torch.device, family: str, described: DecoderConfig | None) -> None:
-    """Raises `UnsupportedModel` for recurrent layers on a GPU, where no runner has states."""
-    if device.type != "cpu" and described is not None and any(described.recurrent_layers):
+def check_states(device: torch.device, dtype: torch.dtype, family: str, described: DecoderConfig | None) -> None:
+    """Raises `UnsupportedModel` for recurrent layers that the kernels of a GPU do not take."""
+    if device.type == "cpu" or described is None or not any(described.recurrent_layers):
+        return
+    if Feature.RECURRENT not in features(device):
         raise UnsupportedModel(
-            f"{family!r} has recurrent layers, which run on CPUs alone so far; give --device cpu, or {NEXT}"
+            f"{family!r} has recurrent layers, which need a Hopper GPU and all kernels of octavo-kernels, not "
+            f"{torch.cuda.get_device_name(device)} with {cuda.build_name()}; give --device cpu."
         )
+    if described.mixtures and dtype.itemsize != 2:
+        raise UnsupportedModel(
+            f"{family!r} has experts, which a GPU computes in 16 bits alone; give --dtype bfloat16, or --device cpu."
+        )
+    if described.mixtures and not described.gated:
+        raise UnsupportedModel(f"{family!r} has experts without a gate, which run on CPUs alone; give --device cpu.")
+    for layer in described.recurrent_layers:
+        try:
+            if layer is not None:
+                _check_recurrent(layer)
+        except ValueError as error:
+            raise UnsupportedModel(
+                f"{family!r} has recurrent layers with {error}, for which there is no kernel on a GPU; give --device "
+                "cpu."
+            ) from error
+
+
+def _check_recurrent(layer: RecurrentLayer) -> None:
+    if isinstance(layer, DeltaLayer):
+        sizes.check_delta(layer.key_heads, layer.heads, layer.key_dim, layer.value_dim, layer.taps)
+    elif isinstance(layer, SsmLayer):
+        sizes.check_ssm(layer.heads, layer.state_size, layer.head_dim, layer.taps)
+    else:
+        sizes.check_conv(layer.channels, layer.taps)
 
 
 def check_kv_dtype(kv_dtype: str, family: str, described: DecoderConfig | None) -> None:

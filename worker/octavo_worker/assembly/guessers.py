@@ -73,7 +73,7 @@ class DraftGuesser(NoGuesser):
             draft.as_target,
             block_size=self.options.block_size,
             sequences=sequences,
-            plans=plans_for_passes(self.model, sequences, self.context),
+            plans=plans_for_passes(self.model, sequences, self.context, cache.dtype),
             graphs=runner.captures and self.model.is_capturable is True,
         )
         draft.use(passes, places)
@@ -90,7 +90,8 @@ class DraftGuesser(NoGuesser):
         return runner.token_budget + self.options.max_running
 
     def _batches(self, runner: CudaRunner) -> DraftBatches:
-        return DraftBatches(self.model, self.options.max_running, self._rows(runner), self.context)
+        cached = cache_dtype(self.options, self.model)
+        return DraftBatches(self.model, self.options.max_running, self._rows(runner), self.context, cached)
 
 
 @dataclass

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_kernels.experts.coded import as_read as as_experts
 from octavo_kernels.ops import Routing
 from octavo_kernels.products.naming import way_of
 from octavo_kernels.products.weights import PER_BYTE, Activations, Codes, Scheme
@@ -254,10 +255,11 @@ def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device) -
         for (kind, outline, routing), count in counted.items():
             if kind != name:
                 continue
-            gated, read = name in GATED, as_read(outline, name, device)
+            gated = name in GATED
+            read = as_read(outline, name, device, 1 if routing is None else routing.experts)
             ways = [way_of(s.rows, s.depth, dtype, device, s.scheme, gated=gated) for s in read.stretches]
             form = "; ".join(describe(stretch, outline.dtype) for stretch in outline.stretches)
-            form += "" if read == outline else f", copied in {describe(read.stretches[0], read.dtype)}"
+            form += "" if read == outline else f", read as {describe(read.stretches[0], read.dtype)}"
             nbytes = count * read.nbytes
             if routing is not None:
                 form += f"; {routing.chosen} of {routing.experts} experts" + f" by {routing.score}" * (name == ROUTER)
@@ -267,12 +269,18 @@ def _products(layers: DecoderLayers, dtype: torch.dtype, device: torch.device) -
     return products
 
 
-def as_read(outline: Outline, name: str, device: torch.device) -> Outline:
-    """A product's weights as a step reads them: experts' codes are copied while they load on a GPU."""
+def as_read(outline: Outline, name: str, device: torch.device, experts: int = 1) -> Outline:
+    """A product's weights as a step reads them: codes of `experts` meet rows in 16 bits on a GPU, or are copied while
+    they load if no kernel reads them."""
     if device.type != "cuda" or name not in EXPERTS or not outline.forms:
         return outline
-    rows = sum(stretch.rows for stretch in outline.stretches)
-    return Outline((Stretch(rows, outline.stretches[0].depth, None),), outline.dtype)
+    rows, (first, *_) = sum(stretch.rows for stretch in outline.stretches), outline.stretches
+    halves = 2 if name in GATED else 1
+    scheme = first.scheme
+    is_read = scheme is not None and ops.takes_experts(scheme, rows // experts, first.depth, device, halves=halves)
+    if scheme is None or not is_read:
+        return Outline((Stretch(rows, first.depth, None),), outline.dtype)
+    return Outline((replace(first, rows=rows, scheme=as_experts(scheme)),), outline.dtype)
 
 
 def _routing(product: str, block: Block) -> Routing | None:

@@ -1,9 +1,9 @@
 """The least time that a device could need for a workload, from its bandwidth and its matrix rate alone.
 
-Every weight and every distinct KV entry is read once a step, every product runs at the full rate, a prefix that several
-requests share is computed and read once, memory is unlimited, and reading and computing hide each other. Nothing can
-be faster, so a measured speed is stated as a share of this one. Of a model on several ranks each computes its part at
-the same time, and the sums between them take none.
+Every weight and every distinct KV entry is read once a step, the matrices of every state are read and written, every
+product runs at the full rate, a prefix that several requests share is computed and read once, memory is unlimited, and
+reading and computing hide each other. Nothing can be faster, so a measured speed is stated as a share of this one. Of a
+model on several ranks each computes its part at the same time, and the sums between them take none.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from math import prod
 
 from octavo_worker.bench.ceilings import Ceilings
 from octavo_worker.bench.experts import ExpertBytes
@@ -22,8 +23,9 @@ from octavo_worker.ranks.rank import Rank, vocabulary_of
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Costs of a model: elements of its layers' matrices that a token is multiplied with and of its head, bytes of all
-    matrices, bytes of one token's keys and values in all layers, operations of one query and one key in all layers.
-    Of `experts` a step reads those that rows take, which are independent of each other."""
+    matrices, bytes of one token's keys and values in all layers, operations of one query and one key in all layers,
+    bytes of the matrices of one sequence's states. Of `experts` a step reads those that rows take, which are
+    independent of each other."""
 
     layers: int
     head: int
@@ -31,6 +33,7 @@ class Costs:
     kv_bytes: int
     pair_flops: int
     experts: Sequence[ExpertBytes] = ()
+    state_bytes: int = 0
 
     @classmethod
     def of(
@@ -61,6 +64,7 @@ class Costs:
             * kv_itemsize,
             pair_flops=4 * sum(c.q_size for c in seen) + 2 * sum(c.heads * (c.width + c.rank) for c in latent),
             experts=experts,
+            state_bytes=sum(4 * prod(layer.matrix) for layer in recurrent if layer.matrix),
         )
 
     @property
@@ -118,7 +122,7 @@ def _decodes(costs: Costs, branches: list[Branch], ceilings: Ceilings) -> float:
         branches = _running(branches, step)
         contexts = [len(w.prompt) + step for w, _ in branches]
         distinct = sum(contexts) - sum(shared for _, shared in branches)
-        read = costs.read_bytes(len(contexts)) + costs.kv_bytes * distinct
+        read = costs.read_bytes(len(contexts)) + costs.kv_bytes * distinct + 2 * costs.state_bytes * len(contexts)
         flops = 2 * costs.weights * len(contexts) + costs.pair_flops * sum(contexts)
         seconds += max(read / ceilings.bandwidth, flops / ceilings.flops)
     return seconds

@@ -60,7 +60,95 @@ _QWEN3_5 = _QWEN3 | {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "linear_num_key_heads": 16,
+    "mamba_ssm_dtype": "float32",
 }
+_GLM_FLASH = {k: v for k, v in _LLAMA.items() if k != "mlp_bias"} | {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "model_type": "glm4_moe_lite",
+    "hidden_size": 2048,
+    "intermediate_size": 10_240,
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "q_lora_rank": 768,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.8,
+    "vocab_size": 154_880,
+    "max_position_embeddings": 131_072,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}
+_GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "dtype": "bfloat16",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 1024,
+    "final_logit_softcapping": 30.0,
+    "vocab_size": 262_144,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 131_072,
+}
+
+
+def _glm_flash(layers: int) -> dict[str, Any]:
+    return _GLM_FLASH | {
+        "num_hidden_layers": layers,
+        "mlp_layer_types": ["dense"] + ["sparse"] * (layers - 1),
+    }
+
+
+def _gemma4(layers: int, **sizes: Any) -> dict[str, Any]:
+    """Every sixth layer sees all tokens."""
+    kinds = ["full_attention" if n % 6 == 5 else "sliding_attention" for n in range(layers)]
+    return _GEMMA4 | {"num_hidden_layers": layers, "layer_types": kinds} | sizes
+
+
+_GEMMA4_31B = {
+    "hidden_size": 5376,
+    "intermediate_size": 21_504,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "attention_k_eq_v": True,
+}
+_GPT_OSS = _LLAMA | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "head_dim": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "vocab_size": 201_088,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 150_000.0,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm-135m": _LLAMA
     | {
@@ -80,6 +168,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b-24": _QWEN3_MOE | {"num_hidden_layers": 24},
     "qwen3-30b-a3b-8": _QWEN3_MOE | {"num_hidden_layers": 8},
     "qwen3-30b-a3b-3": _QWEN3_MOE | {"num_hidden_layers": 3},
+    "gpt-oss-20b": _GPT_OSS
+    | {"num_hidden_layers": 24, "num_local_experts": 32, "layer_types": ["sliding_attention", "full_attention"] * 12},
+    "gpt-oss-120b": _GPT_OSS
+    | {"num_hidden_layers": 36, "num_local_experts": 128, "layer_types": ["sliding_attention", "full_attention"] * 18},
     "olmoe-1b-7b-4": {k: v for k, v in _LLAMA.items() if k != "mlp_bias"}
     | {
         "architectures": ["OlmoeForCausalLM"],
@@ -131,6 +223,37 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
         "tie_embedding": True,
     },
+    "granite-4-h-tiny": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "dtype": "bfloat16",
+        "hidden_act": "silu",
+        "hidden_size": 1536,
+        "intermediate_size": 512,
+        "shared_intermediate_size": 1024,
+        "num_local_experts": 64,
+        "num_experts_per_tok": 6,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 40,
+        "layer_types": ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)],
+        "position_embedding_type": "nope",
+        "mamba_n_heads": 48,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "embedding_multiplier": 12,
+        "attention_multiplier": 0.0078125,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 6,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "vocab_size": 100_352,
+        "max_position_embeddings": 131_072,
+    },
     "llama-8b": _LLAMA
     | {
         "hidden_size": 4096,
@@ -155,6 +278,33 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131_072,
         "rope_theta": 500_000.0,
     },
+    "glm-4.7-flash": _glm_flash(47),
+    "glm-4.7-flash-12": _glm_flash(12),
+    "gemma4-e4b": _gemma4(
+        42,
+        hidden_size=2560,
+        intermediate_size=10_240,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        num_kv_shared_layers=18,
+        hidden_size_per_layer_input=256,
+        sliding_window=512,
+    ),
+    "gemma4-26b-a4b": _gemma4(
+        30,
+        hidden_size=2816,
+        intermediate_size=2112,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        num_global_key_value_heads=2,
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=704,
+    ),
+    "gemma4-31b": _gemma4(60, **_GEMMA4_31B),
+    "gemma4-31b-30": _gemma4(30, **_GEMMA4_31B),
     "llama-13b": _LLAMA
     | {
         "hidden_size": 5120,

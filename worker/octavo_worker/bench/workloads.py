@@ -69,6 +69,7 @@ GPU_WORKLOADS: dict[str, Callable[[], list[Work]]] = {
     "shared_prefix256": lambda: _shared_prefix(2048),
     "shared_prefix256_8k": lambda: _shared_prefix(8192),
     "prefill16x8k": lambda: _equal(4, 16, 8192, 1),
+    "prefill1x8k": lambda: _equal(4, 1, 8192, 1),
 }
 
 

@@ -14,14 +14,14 @@ SCALE_BYTES = {"int8": 4, "float8_e4m3fn": 4}
 @dataclass(frozen=True, slots=True, order=True)
 class AttentionShape:
     """The shape of attention that layers with one plan have in common: queries of `heads` see the last `window` tokens
-    (0: all), of which there are keys and values of `kv_heads`, `width` elements each. `latent`: values are the first
-    elements of keys."""
+    (0: all), of which there are keys and values of `kv_heads`, `width` elements each. `latent`: values are the first so
+    many elements of keys; 0: they are kept beside them."""
 
     window: int
     heads: int
     kv_heads: int
     width: int
-    latent: bool = False
+    latent: int = 0
 
     @property
     def group(self) -> int:
@@ -47,7 +47,8 @@ class CacheSpec:
 
     @property
     def shape(self) -> AttentionShape:
-        return AttentionShape(self.window, self.heads or self.kv_heads, self.kv_heads, self.key_dim, self.latent)
+        latent = self.value_dim if self.latent else 0
+        return AttentionShape(self.window, self.heads or self.kv_heads, self.kv_heads, self.key_dim, latent)
 
     @property
     def rows(self) -> int:

@@ -209,11 +209,14 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def uses_swapped_in(self) -> bool:
-        """True if this step reads a block that it swaps in, for a sequence or a copy of any kind. Otherwise a runner
-        may begin it before the swap-in is done, and wait in the next step."""
+        """True if this step reads a block or a state that it swaps in, for a sequence or a copy of any kind. Otherwise
+        a runner may begin it before the swap-in is done, and wait in the next step."""
         blocks = BlockMoves(self.copies, self.swap_out, self.swap_in)
-        return blocks.are_read(s.block_table for s in self.sequences) or self.windows.are_read(
-            s.window_table for s in self.sequences
+        states = BlockMoves(swap_out=self.state_out, swap_in=self.state_in)
+        return (
+            blocks.are_read(s.block_table for s in self.sequences)
+            or self.windows.are_read(s.window_table for s in self.sequences)
+            or states.are_read((s.state.read,) for s in self.sequences if s.state is not None)
         )
 
 
@@ -364,6 +367,8 @@ class ModelRunner(Protocol):
     (`octavo_kernels.features`); requests that need others are refused. `speeds` and `step_seconds` are None if they
     were not measured, `shared_reading` if a shared prefix is read for each sequence. `asynchronous`: `launch` returns
     before the step is computed; only then does the engine run one step ahead, and only then do steps have `follows`.
+    `abreast`: prompts that share a step's budget, if there are as many. More than one where a step takes as long as its
+    longest prompt.
     """
 
     num_blocks: int
@@ -387,6 +392,7 @@ class ModelRunner(Protocol):
     step_seconds: StepSeconds | None
     shared_reading: SharedReading | None
     asynchronous: bool
+    abreast: int
 
     def launch(self, plan: StepPlan) -> Launched:
         """Starts a step. Its errors surface in `Launched.result`, a `StepError` always."""

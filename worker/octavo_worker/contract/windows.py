@@ -39,7 +39,8 @@ class BlockMoves(msgspec.Struct, frozen=True, gc=False):
     swap_in: Sequence[tuple[int, int]] = ()
 
     def are_read(self, tables: Iterable[Sequence[int]]) -> bool:
-        """True if a block that is swapped in is read in the same step: by a copy of any kind, or in one of `tables`."""
+        """True if a block that is swapped in is read in the same step: by a copy of any kind, or in one of `tables`.
+        Slots of states move likewise."""
         if not self.swap_in:
             return False
         loaded = {block for _, block in self.swap_in}

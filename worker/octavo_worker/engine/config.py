@@ -27,7 +27,8 @@ class SchedulerConfig:
     common; with `speculation`, decodes may have drafts. Requests that ask for more than the `features` of the runner
     are refused. `clock` gives seconds since the epoch, as deadlines are given;
     `timer` seconds that never go back. The ids of host blocks begin at `first_host_block` (None: right after those of
-    the device). `states` are the slots of a model that keeps states, `windows` the second group of blocks.
+    the device). `states` are the slots of a model that keeps states, `windows` the second group of blocks. Up to
+    `abreast` prompts share a step.
     """
 
     num_blocks: int
@@ -44,6 +45,7 @@ class SchedulerConfig:
     window: int = 0
     reads_host: bool = False
     features: frozenset[str] = FEATURES
+    abreast: int = 1
     policy: PreemptionPolicy = field(default_factory=PreemptionPolicy)
     scheduling: SchedulingPolicy = field(default_factory=PriorityPolicy)
     shared_reading: SharedReading | None = None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from octavo_worker.contract.step import SequenceStep
 from octavo_worker.engine.batch_manager import Admission, BatchManager
 from octavo_worker.engine.draft_planner import DraftPlanner
 from octavo_worker.engine.requests import Requests
+from octavo_worker.engine.scheduling.abreast import share
 from octavo_worker.engine.scheduling.policy import SchedulingPolicy
 from octavo_worker.engine.scheduling.time_share import TimeShare
 from octavo_worker.engine.sequence import Request, Sequence, State
@@ -40,9 +43,9 @@ class Planner:
        left out of these steps, too, and get a part of the budget while a request runs that they pause for.
     2. `token_budget` more tokens go to prompts in the policy's order: running prompts continue, waiting ones are
        admitted when their turn comes. Decodes take nothing of the budget: otherwise a prompt as long as the budget
-       would take two steps beside a single decode. No sequence overtakes one that finds no slot or no blocks. Admission
-       takes the blocks of all present tokens, not of the output to come; the policy may hold a request back until there
-       is room to grow in.
+       would take two steps beside a single decode. Up to `abreast` prompts share the budget evenly. No sequence
+       overtakes one that finds no slot or no blocks. Admission takes the blocks of all present tokens, not of the
+       output to come; the policy may hold a request back until there is room to grow in.
     3. Decodes get drafts, if there is speculation and no step is in flight.
 
     When a decode finds no block, the policy's victim is preempted with all its sequences: parallel samples and beams
@@ -69,6 +72,7 @@ class Planner:
         time_share: TimeShare,
         token_budget: int,
         drafts: DraftPlanner | None = None,
+        abreast: int = 1,
     ) -> None:
         self._batch = batch
         self._policy = policy
@@ -80,13 +84,15 @@ class Planner:
         self._running = batch.running
         self._token_budget = token_budget
         self._drafts = drafts
+        self._abreast = abreast
+        self._is_expected = False  # a request of the plan before waits for the state of one that runs
         self._sitting_out = False  # a sequence waits for blocks that the step in flight frees
         self._pauses = 0  # plans in a row that left sequences out for a prompt
         self._refused: Request | None = None  # it found no room in the plan before
 
     def plan(self, step: StepInFlight, *, ahead: bool) -> None:
         """Fill in the next step. `ahead`: another one is in flight."""
-        self._sitting_out = False
+        self._sitting_out, self._is_expected = False, bool(self._batch.expecting)
         self._batch.expecting.clear()
         self._batch.make_way(step, self._token_budget)
         preemptions = self._kv.decisions.total()
@@ -231,9 +237,24 @@ class Planner:
             if admits:
                 admit = self._admit(following.request, step) and len(self._batch.expecting) < MOST_EXPECTING
             else:
-                budget -= self._plan_chunk(following, step, budget)
+                most = share(
+                    following.length - following.computed,
+                    budget,
+                    self._behind(following, position, admit),
+                    self._abreast - position,
+                )
+                budget -= self._plan_chunk(following, step, most)
                 position += 1
         return False
+
+    def _behind(self, prompt: Sequence, position: int, admit: bool) -> int:
+        """Prompts behind one at `position` that may share the budget with it: none that would pause for it, or is
+        likely to wait for the state that it leaves."""
+        if self._abreast - position < 2:
+            return 0
+        running = self._running.prefilling[position + 1 : position + self._abreast]
+        waiting = islice(self._batch.waiting, self._abreast) if admit and not self._is_expected else ()
+        return sum(not self._policy.pauses(other.request, prompt.request) for other in (*running, *waiting))
 
     def _is_beside_higher(self, request: Request) -> bool:
         heads = (kind[0].request for kind in (self._running.decoding, self._running.prefilling) if kind)

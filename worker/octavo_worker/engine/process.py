@@ -115,6 +115,7 @@ def scheduler_for(
             states=state_sizes(runner, options),
             windows=runner.windows,
             features=runner.features,
+            abreast=runner.abreast,
             policy=preemption_policy(options, runner),
             scheduling=POLICIES[options.scheduling](),
             shared_reading=runner.shared_reading,

@@ -77,7 +77,13 @@ class Scheduler:
         self._time_share = TimeShare(config.timer)
         self._drafts = None if speculation is None else DraftPlanner(speculation, self.kv, config.vocab_size)
         self._planner = Planner(
-            self._batch, self._requests, config.scheduling, self._time_share, config.token_budget, self._drafts
+            self._batch,
+            self._requests,
+            config.scheduling,
+            self._time_share,
+            config.token_budget,
+            self._drafts,
+            config.abreast,
         )
         self._outputs = OutputProcessor(self._batch, self._requests)
         self.mask_filler = MaskFiller(self._requests, config.mask_threads)

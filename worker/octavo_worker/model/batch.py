@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.attention.wide import Plan
 from octavo_kernels.ops import Moves
 from octavo_worker.contract.cache import AttentionShape
 from octavo_worker.contract.step import SequenceStep, StepError
@@ -45,7 +45,7 @@ class Batch:
     context_lens: Tensor
     query_start: Tensor
     row_context: Tensor | None = None
-    plans: dict[AttentionShape, AttentionPlan] = field(default_factory=dict)
+    plans: dict[AttentionShape, Plan] = field(default_factory=dict)
     groups: Tensor | None = None
     prefix_lens: Tensor | None = None
     stage: Stage | None = None

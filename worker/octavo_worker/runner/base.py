@@ -46,6 +46,7 @@ class BaseRunner:
     step_seconds: StepSeconds | None = None
     windows: WindowBlocks | None = None
     most_samples: int | None = None  # in one step; None: as many as it has rows
+    abreast = 1
 
     def __init__(self, model: CausalModel, cache: CacheConfig, max_model_len: int, token_budget: int) -> None:
         self.model = model
@@ -90,12 +91,12 @@ class BaseRunner:
             self.windows = WindowBlocks(cache.num_window_blocks, window, cache.num_host_window_blocks, first)
 
     def _bind_states(self, cache: CacheConfig) -> None:
-        """Allocates slots of states, those of the host behind those of the device."""
+        """Allocates slots of states, of the device and of the host, whose ids are behind the former's."""
         self.num_state_slots, self.num_host_state_slots = cache.num_state_slots, cache.num_host_state_slots
         self.first_host_state_slot = cache.num_state_slots
         self.state_layout = StateLayout.of(self.model.states)
-        slots = cache.num_state_slots + cache.num_host_state_slots
-        self.states = empty_slots(self.state_layout, slots, self.model.device)
+        pools = empty_slots(self.state_layout, cache.num_state_slots, cache.num_host_state_slots, self.model.device)
+        self.states, self.host_states = pools
         if self.state_layout.slot_bytes:
             self.model.bind_states(layer_states(self.states, self.state_layout))
 

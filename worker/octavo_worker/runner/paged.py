@@ -24,7 +24,6 @@ from octavo_worker.contract.step import (
 from octavo_worker.contract.windows import BlockMoves
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, in_pools
-from octavo_worker.model.recurrent.slots import copy_slots
 from octavo_worker.runner.backing import Backing
 from octavo_worker.runner.base import BaseRunner, prompt_scores
 from octavo_worker.runner.draft_model import DraftModel
@@ -114,8 +113,8 @@ class PagedRunner(BaseRunner):
         if self.windows is not None and self.window_pools is not None:
             pools = self.window_pools
             _move(pools.device, pools.host, self.windows.first_host_block, plan.windows)
-        copy_slots(self.states, plan.state_in)
-        copy_slots(self.states, plan.state_out)
+        states = BlockMoves(swap_out=plan.state_out, swap_in=plan.state_in)
+        _move(self.states, self.host_states, self.first_host_state_slot, states)
         sequences = (plan if self.draft_model is None else self.draft_model.of_plan(plan)).sequences
         if not sequences:
             return Done(StepResult([]))

@@ -90,6 +90,7 @@ struct PlanHeader {
 // 16-byte units are permuted (`swizzle` in elements.cuh), so a slice copied as it is lies free of bank conflicts in shared
 // memory.
 struct AttentionArgs : AttentionOperands {
+  int value_dim;  // that of the heads, but where values are the first elements of keys
   PlanHeader* header;
   const DecodeItem* decode;
   const FoldItem* folds;  // [sequences]

@@ -1,4 +1,5 @@
-// Paged attention that the tensor-core kernels do not take: float32, any head dim, cells in eight bits beside them.
+// Paged attention that the tensor-core kernels do not take: float32, any head dim, cells in eight bits beside them, and values
+// that are the first elements of keys (then V lies no distance behind K, and is narrower).
 //
 // A warp takes eight query rows and 32 keys at a time: a lane multiplies one key with all rows, then holds every 32nd
 // group of four output columns. The lists of work are those of the other kernels: chunks of sequences with few query
@@ -117,7 +118,7 @@ struct Walk {
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const int column = n * kColumns + lane * 4;
-        if (column >= D) continue;
+        if (column >= a.value_dim) continue;
         float x[4];
         load_cells(row, D, of_key, column, true, x);
 #pragma unroll
@@ -135,15 +136,15 @@ struct Walk {
     for (int r = 0; r < kRows; ++r) l[r] = warp_sum(l[r]);
   }
 
-  __device__ int floats() const { return kRows * (a.head_dim + 2); }
+  __device__ int floats() const { return kRows * (a.head_dim + 2); }  // of what a warp holds: queries, then results
   __device__ void store(float* memory) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (lane == 0) memory[r] = m[r], memory[kRows + r] = l[r];
 #pragma unroll
       for (int n = 0; n < N; ++n)
-        if (const int column = n * kColumns + lane * 4; column < a.head_dim)
-          *reinterpret_cast<float4*>(memory + 2 * kRows + r * a.head_dim + column) =
+        if (const int column = n * kColumns + lane * 4; column < a.value_dim)
+          *reinterpret_cast<float4*>(memory + 2 * kRows + r * a.value_dim + column) =
               make_float4(o[r][n][0], o[r][n][1], o[r][n][2], o[r][n][3]);
     }
   }
@@ -154,10 +155,10 @@ struct Walk {
       m[r] = top, l[r] = l[r] * mine + memory[kRows + r] * other;
 #pragma unroll
       for (int n = 0; n < N; ++n)
-        if (const int column = n * kColumns + lane * 4; column < a.head_dim)
+        if (const int column = n * kColumns + lane * 4; column < a.value_dim)
 #pragma unroll
           for (int i = 0; i < 4; ++i)
-            o[r][n][i] = o[r][n][i] * mine + memory[2 * kRows + r * a.head_dim + column + i] * other;
+            o[r][n][i] = o[r][n][i] * mine + memory[2 * kRows + r * a.value_dim + column + i] * other;
     }
   }
 
@@ -171,8 +172,8 @@ struct Walk {
       for (int n = 0; n < N; ++n) {
         const int column = n * kColumns + lane * 4;
         const float x[4] = {o[r][n][0] * factor, o[r][n][1] * factor, o[r][n][2] * factor, o[r][n][3] * factor};
-        if (column < a.head_dim)
-          store_values(a.dtype, a.out, job.token(r) * a.out_stride + head * a.head_dim + column, x);
+        if (column < a.value_dim)
+          store_values(a.dtype, a.out, job.token(r) * a.out_stride + head * a.value_dim + column, x);
       }
     }
   }
@@ -185,8 +186,8 @@ struct Walk {
       if (lane == 0) *reinterpret_cast<float2*>(a.partial_sums + at * 2) = make_float2(m[r], l[r]);
 #pragma unroll
       for (int n = 0; n < N; ++n)
-        if (const int column = n * kColumns + lane * 4; column < a.head_dim)
-          *reinterpret_cast<float4*>(a.partial + at * a.head_dim + column) =
+        if (const int column = n * kColumns + lane * 4; column < a.value_dim)
+          *reinterpret_cast<float4*>(a.partial + at * a.value_dim + column) =
               make_float4(o[r][n][0], o[r][n][1], o[r][n][2], o[r][n][3]);
     }
   }
@@ -255,13 +256,13 @@ __global__ void fold_kernel(const __grid_constant__ AttentionArgs a) {
   FoldItem it = a.folds[blockIdx.x];
   const int group = a.heads / a.kv_heads, head = blockIdx.y / a.partial_rows, row = blockIdx.y % a.partial_rows;
   const int column = threadIdx.x * 4, queries = a.partial_rows / group;  // of a part
-  if (it.chunks <= 1 || column >= a.head_dim) return;
+  if (it.chunks <= 1 || column >= a.value_dim) return;
   for (; row < it.queries * group && row < queries * group; it.queries -= queries) {
     float m = kNoScore, l = 0.0f, o[4] = {};
     for (int c = 0; c < it.chunks; ++c) {
       const int64_t at = (int64_t(it.first_partial + c) * a.kv_heads + head) * a.partial_rows + row;
       const float2 sum = *reinterpret_cast<const float2*>(a.partial_sums + at * 2);
-      const float4 x = *reinterpret_cast<const float4*>(a.partial + at * a.head_dim + column);
+      const float4 x = *reinterpret_cast<const float4*>(a.partial + at * a.value_dim + column);
       const float top = fmaxf(m, sum.x), mine = exp2f(m - top), other = exp2f(sum.x - top);
       m = top, l = l * mine + sum.y * other;
       o[0] = o[0] * mine + x.x * other, o[1] = o[1] * mine + x.y * other;
@@ -271,7 +272,7 @@ __global__ void fold_kernel(const __grid_constant__ AttentionArgs a) {
     const float factor = normaliser(a, query_head, m, l);
     const float x[4] = {o[0] * factor, o[1] * factor, o[2] * factor, o[3] * factor};
     store_values(a.dtype, a.out,
-                 int64_t(it.query_row + row / group) * a.out_stride + query_head * a.head_dim + column, x);
+                 int64_t(it.query_row + row / group) * a.out_stride + query_head * a.value_dim + column, x);
     it.first_partial += it.chunks, it.query_row += queries;
   }
 }
@@ -292,11 +293,11 @@ cudaError_t launch(const AttentionArgs& a, bool decodes, bool extends, cudaStrea
 }  // namespace
 
 cudaError_t simt_attention(const AttentionArgs& a, bool decodes, bool extends, cudaStream_t stream) {
-  if (a.prefix) return cudaErrorInvalidValue;
+  if (a.prefix || a.value_dim % 4 != 0 || a.value_dim > 4 * kColumns) return cudaErrorInvalidValue;
   return with_cells(a.dtype, a.cache.cells, [&](auto tag) {
     using C = decltype(tag);
-    if (a.head_dim <= kColumns) return launch<C, 1>(a, decodes, extends, stream);
-    if (a.head_dim <= 2 * kColumns) return launch<C, 2>(a, decodes, extends, stream);
+    if (a.value_dim <= kColumns) return launch<C, 1>(a, decodes, extends, stream);
+    if (a.value_dim <= 2 * kColumns) return launch<C, 2>(a, decodes, extends, stream);
     return launch<C, 4>(a, decodes, extends, stream);
   });
 }

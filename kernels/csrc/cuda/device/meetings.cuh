@@ -18,17 +18,25 @@ inline cudaError_t allow_large_clusters(void (*kernel)(Parameters...)) {
 __device__ inline void tell_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-// Stores v in another block's shared memory, at the same address as in this one's, and tells that block's barrier.
-__device__ inline void send_word(uint32_t address, uint32_t barrier, int rank, float v) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 to, done;\n"
-      "mapa.shared::cluster.u32 to, %0, %2;\n"
-      "mapa.shared::cluster.u32 done, %1, %2;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [done];\n"
-      "}\n" ::"r"(address),
-      "r"(barrier), "r"(rank), "r"(__float_as_uint(v))
-      : "memory");
+// Stores one, two or four words in another block's shared memory, at the same address as in this one's, and tells that block's barrier:
+// one message.
+template <int N>
+__device__ inline void send_words(uint32_t address, uint32_t barrier, int rank, const float (&v)[N]) {
+  static_assert(N == 1 || N == 2 || N == 4);
+  uint32_t to, done;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(address), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(done) : "r"(barrier), "r"(rank));
+  if constexpr (N == 1)
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %2, [%1];" ::"r"(to), "r"(done), "f"(v[0])
+                 : "memory");
+  else if constexpr (N == 2)
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, [%1];" ::"r"(to), "r"(done),
+                 "f"(v[0]), "f"(v[1])
+                 : "memory");
+  else
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
+                 "r"(done), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+                 : "memory");
 }
 
 #endif

@@ -7,6 +7,22 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// Moves of sequence i. Padding begins with zeros and leaves nothing.
+__device__ void unpack_moves(const StepArgs& a, const StepHeader& header, int i, int thread) {
+  const auto* sent = reinterpret_cast<const StepMove*>(a.message + header.sample_at + header.samples * (sizeof(StepSample) / 4));
+  const auto* keeps = reinterpret_cast<const StepKeep*>(sent + header.sequences);
+  StepMove move{};
+  if (i < header.sequences) move = sent[i];
+  else if (header.sequences > 0) move.first_keep = sent[header.sequences - 1].first_keep + sent[header.sequences - 1].keeps;
+  if (thread == 0) {
+    a.moves.read[i] = move.read, a.moves.write[i] = move.write;
+    a.moves.keep_start[i + 1] = move.first_keep + move.keeps;
+    if (i == 0) a.moves.keep_start[0] = 0;
+  }
+  for (int k = move.first_keep + thread; k < move.first_keep + move.keeps; k += kThreads)
+    a.moves.keep_after[k] = keeps[k].after, a.moves.keep_slot[k] = keeps[k].slot;
+}
+
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant__ StepArgs a) {
   wait_for_previous_kernel();
   launch_next_kernel();
@@ -20,6 +36,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
       const StepSample sample = s < header.samples ? sent[s] : padding;
       a.samples[s] = sample, a.sample_rows[s] = sample.row;
     }
+  if (a.moves.read) unpack_moves(a, header, i, thread);
   if (i >= header.sequences) {  // padding: one token that is written nowhere and sees nothing
     if (thread == 0) {
       const int token = header.tokens + i - header.sequences;

@@ -7,6 +7,11 @@
 
 namespace octavo {
 
+// Where moves of states go: `Moves` of recurrent/args.h, as the kernels of recurrent layers read them. No states: all null.
+struct StepMoves {
+  int32_t *read, *write, *keep_start, *keep_after, *keep_slot;
+};
+
 struct StepArgs {
   const int32_t* message;
   int32_t* tables;  // [rows][table_stride], kept from step to step
@@ -18,6 +23,7 @@ struct StepArgs {
   int32_t *block_tables, *context_lens, *query_start, *groups, *prefix_lens, *row_context;  // block_tables has the rows' stride, too
   int64_t* sample_rows;
   StepSample* samples;
+  StepMoves moves;
 };
 
 cudaError_t unpack_step(const StepArgs&, cudaStream_t);

@@ -116,7 +116,21 @@ __device__ inline void products_wait(Sum (&results)[N]) {
                  : "memory");                                                                                         \
   }
 
+// d[64][256] += a[64][16] b[16][256], both in shared memory, rows of a along the 16, those of b along the columns.
+#define OCTAVO_WGMMA_ACROSS(T, NAME)                                                                                  \
+  __device__ inline void wgmma_across(T, float(&d)[128], uint64_t a, uint64_t b) {                                    \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." NAME "." NAME " {" OCTAVO_NAMES_128                   \
+                 "}, %128, %129, 1, 1, 1, 0, 1;\n"                                                                    \
+                 : OCTAVO_FLOATS_128("+f", d, 0)                                                                      \
+                 : "l"(a), "l"(b)                                                                                     \
+                 : "memory");                                                                                         \
+  }
+OCTAVO_WGMMA_ACROSS(bf16, "bf16")
+OCTAVO_WGMMA_ACROSS(f16, "f16")
+#undef OCTAVO_WGMMA_ACROSS
+
 #define OCTAVO_WGMMA_TYPE(T, NAME)                                                                                    \
+  OCTAVO_WGMMA_FIRST(T, NAME, 32, 16, 16, 17)                                                                         \
   OCTAVO_WGMMA_FIRST(T, NAME, 64, 32, 32, 33)                                                                         \
   OCTAVO_WGMMA_FIRST(T, NAME, 128, 64, 64, 65)                                                                        \
   OCTAVO_WGMMA_SUM(T, NAME, 32, 16, 16, 17)                                                                           \

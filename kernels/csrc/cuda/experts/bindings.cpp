@@ -1,4 +1,6 @@
 // Bindings of mixtures of experts; a build of the plain kernels has none.
+#include "coded/fields.h"
+#include "coded_experts/args.h"
 #include "experts/args.h"
 #include "module.h"
 
@@ -9,6 +11,14 @@ inline auto fields(Routing& x) {
 }
 inline auto fields(Lists& x) { return std::tie(x.weights, x.places, x.sources, x.starts); }
 inline auto fields(ExpertMatrix& x) { return std::tie(x.weight, x.stride, x.bias, x.experts, x.columns, x.depth); }
+
+// Matrices of codes: `operands` have no weight.
+struct CodedExpertMatrix {
+  ExpertMatrix operands;
+  CodedExpertStrips strips;
+};
+inline auto fields(CodedExpertStrips& x) { return std::tie(x.matrix, x.short_scales); }
+inline auto fields(CodedExpertMatrix& x) { return std::tie(x.operands, x.strips); }
 
 // A router's matrix in float32, what is added to its product and to scores, and the shared expert's gate.
 struct Router {
@@ -56,5 +66,24 @@ void octavo::define_experts(py::module_& m) {
     if (!a.parts) return check("experts_down", experts_down_few(a, stream_at(stream)));
     check("experts_down", experts_down_many(a, stream_at(stream)));
     check("experts_down", experts_sum(a, stream_at(stream)));
+  });
+  m.attr("few_coded_expert_rows") = kFewCodedRows;
+  m.def("coded_experts_up", [](int dtype, const CodedExpertMatrix& matrix, const Rows& x, int rows, int chosen, Address sources,
+                               Address starts, int activation, float clamped, const Rows& out, bool many, Address stream) {
+    const ExpertsUpArgs operands{Dtype(dtype), matrix.operands, x.data, x.stride, rows, chosen, at<int32_t>(sources),
+                                 at<int32_t>(starts), activation, clamped, out.data, out.stride};
+    const CodedExpertsUpArgs a{operands, matrix.strips};
+    check("coded_experts_up", many ? coded_experts_up_many(a, stream_at(stream)) : coded_experts_up_few(a, stream_at(stream)));
+  });
+  m.def("coded_experts_down", [](int dtype, const CodedExpertMatrix& matrix, const Rows& x, int rows, int chosen,
+                                 const Lists& lists, const Rows& shared, Address gates, const Rows& residual, const Rows& parts,
+                                 const Rows& out, Address stream) {
+    const ExpertsDownArgs operands{Dtype(dtype), matrix.operands, x.data, x.stride, rows, chosen, lists, shared.data,
+                                   shared.stride, at<float>(gates), residual.data, residual.stride, parts.data, parts.stride,
+                                   out.data, out.stride};
+    const CodedExpertsDownArgs a{operands, matrix.strips};
+    if (!a.parts) return check("coded_experts_down", coded_experts_down_few(a, stream_at(stream)));
+    check("coded_experts_down", coded_experts_down_many(a, stream_at(stream)));
+    check("coded_experts_down", experts_sum(a, stream_at(stream)));
   });
 }

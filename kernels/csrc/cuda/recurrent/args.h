@@ -47,7 +47,7 @@ struct DeltaArgs {
   int key_heads, heads, key_dim, value_dim;
   const float *rates, *dt_bias;
   float beta_scale;
-  int cut;  // into blocks, 1 to 4 (delta.cu); 0: as the step needs it. No bit depends on it
+  int cut;  // into blocks, 1 to 5 (delta.cu); 0: as the step needs it. No bit depends on it
 };
 
 struct SsmArgs {

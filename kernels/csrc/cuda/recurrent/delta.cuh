@@ -24,6 +24,7 @@ struct Cut {
   static constexpr int kWeights = 2 * kRows + kColumns;
   static constexpr int kAdvancers = kColumns / (kLaneColumns * kWide);
   static constexpr int kThreads = 32 * (kHelpers + kAdvancers);
+  static constexpr bool kClustered = true;  // blocks that share a key head; else one block has all of its heads
   // Registers enough to keep a key until the state has it, and inputs from one stage to the next.
   static constexpr bool kHolds = kThreads * kBlocks <= 512;
 };
@@ -39,24 +40,26 @@ struct Shared {
   Stage<C> stages[2];
   float weights[kTaps + 1][C::kWeights];  // of the convolution: q, k, v; the bias at the end
   float norm[C::kColumns], rate, dt_bias;
-  float squares[2][C::kTokens][4];        // of each part of the head
+  alignas(16) float squares[2][4][C::kTokens];  // of each part of the head
   Handover handover;
   uint64_t told[2][C::kHelpers];
 };
 
 #if OCTAVO_CLUSTERS
 
-// A block's place in the launch.
+// The place in a launch of a block, or of what a block of several would have been.
 template <class C>
 struct Place {
   int sequence, key_head, head, part, rank;
 
-  __device__ Place(const DeltaArgs& a) {
+  __device__ Place(const DeltaArgs& a, int block) {
     const int sharing = a.heads / a.key_heads, cluster = sharing * C::kParts;
-    rank = blockIdx.x % cluster, part = rank % C::kParts;
-    key_head = blockIdx.x / cluster % a.key_heads, sequence = blockIdx.x / (cluster * a.key_heads);
+    rank = block % cluster, part = rank % C::kParts;
+    key_head = block / cluster % a.key_heads, sequence = in_order(a.step.moves, block / (cluster * a.key_heads));
     head = key_head * sharing + rank / C::kParts;
   }
+  // The last of those that share a key head.
+  __device__ bool last(const DeltaArgs& a) const { return rank == a.heads / a.key_heads * C::kParts - 1; }
 };
 
 // Where a head's values of a row begin.

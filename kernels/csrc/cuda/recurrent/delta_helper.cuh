@@ -15,33 +15,38 @@ struct Helper {
   static constexpr int kTurn = kHelpers / 2;  // from the tokens that a warp makes keys of to those of its values
   static constexpr int kLines = kTaps + kPair - 1;
   struct Inputs {  // of the convolution, and of gates
-    Elements<T, kKey> q[kLines], k[kLines];
-    Elements<T, kOwn> v[kLines];
+    Words<T, kKey> q[kLines], k[kLines];
+    Words<T, kOwn> v[kLines];
     T a, b;
   };
   using Own = Elements<float, kOwn>;  // values of a token that this lane has the norm of
-  struct Gates {
-    Elements<T, kOwn> z[kPair];
+  struct Outputs {
+    Words<T, kOwn> z[kPair];
+    float o[kPair][kOwn], squares[kPair];
   };
 
   const DeltaArgs& a;
   const Place<C>& place;
   const Sequence& sequence;
   Shared<C>& shared;
+  const int base;  // stages of sequences before this one
   const int lane, warp, column;
   const Channels channels;
   const Line<T> line;
 
-  __device__ Helper(const DeltaArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory)
-      : a(args), place(at), sequence(s), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
+  __device__ Helper(const DeltaArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory, int stages_before = 0)
+      : a(args), place(at), sequence(s), shared(memory), base(stages_before), lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32 % kHelpers),
         column(at.part * C::kColumns + lane * kOwn), channels(args, at.key_head, at.head), line(args.step, s, 0) {
     if (warp == 1 && lane == 0) shared.rate = a.rates[at.head], shared.dt_bias = a.dt_bias[at.head];
     if (warp == 0) *own(shared.norm) = *reinterpret_cast<const Own*>(a.norm.weight + at.head * kHead + column);
     const Convolution& c = a.step.convolution;
     for (int tap = warp; tap < kTaps; tap += kHelpers) take_weights(static_cast<const T*>(c.weight) + tap * c.channels, tap);
     if (c.bias && warp == 0) take_weights(c.bias, kTaps);
-    barrier_sync(kTaken, 32 * kHelpers);
+    meet();
   }
+  // These warps among themselves.
+  __device__ static void meet() { barrier_sync(kTaken + int(threadIdx.x) / (32 * kHelpers), 32 * kHelpers); }
   __device__ void take_weights(const void* from, int tap) {
     float* to = shared.weights[tap];
     widen_weights<T, kKey>(from, channels.q + lane * kKey, to + lane * kKey);
@@ -58,29 +63,20 @@ struct Helper {
   __device__ Inputs fetch(int stage) const {
     Inputs in;
     const int last = sequence.tokens - 1;
-#pragma unroll
-    for (int i = 0; i < kLines; ++i) {
-      const int t = min(first(stage) + i - kTaps + 1, last), u = min(first(stage, kTurn) + i - kTaps + 1, last);
-      in.q[i] = line.template at<kKey>(t, channels.q + lane * kKey);
-      in.k[i] = line.template at<kKey>(t, channels.k + lane * kKey);
-      in.v[i] = line.template at<kOwn>(u, channels.v + column);
-    }
+    // First what not all warps use: a load waits for the one before into its register.
     const int t = min(stage * kTokens + lane % kTokens, last);
     in.a = load_fresh<T, 1>(row(t) + channels.a).at[0], in.b = load_fresh<T, 1>(row(t) + channels.b).at[0];
+    line.run(first(stage) - kTaps + 1, last, channels.q + lane * kKey, in.q);
+    line.run(first(stage) - kTaps + 1, last, channels.k + lane * kKey, in.k);
+    line.run(first(stage, kTurn) - kTaps + 1, last, channels.v + column, in.v);
     return in;
   }
 
-  __device__ Gates fetch_gates(int stage) const {
-    Gates gates;
-#pragma unroll
-    for (int i = 0; i < kPair; ++i)
-      gates.z[i] = load_fresh<T, kOwn>(row(min(first(stage) + i, sequence.tokens - 1)) + channels.z + column);
-    return gates;
-  }
-
   // Inputs of a stage's tokens.
-  __device__ void make(int stage, const Inputs& in) {
-    auto& to = shared.stages[stage % 2];
+  __device__ void make(int stage, Inputs& in) {
+    auto& to = shared.stages[(base + stage) % 2];
+    line.clear(first(stage) - kTaps + 1, in.q), line.clear(first(stage) - kTaps + 1, in.k);
+    line.clear(first(stage, kTurn) - kTaps + 1, in.v);
     make_keys(in, to, sequence.tokens - first(stage));
     float v[kPair][kOwn];
     convolve<kTaps, kPair>(in.v, &shared.weights[0][2 * kRows + lane * kOwn], C::kWeights, biased(), v);
@@ -92,7 +88,7 @@ struct Helper {
       to.gates[lane].x = expf(__fmul_rn(shared.rate, step));
       to.gates[lane].y = __fmul_rn(a.beta_scale, 1.0f / __fadd_rn(1.0f, expf(-to_float(in.b))));
     }
-    Handover::tell(shared.handover.made, stage);
+    Handover::tell(shared.handover.made, base + stage);
   }
   // k and q of unit length, q times the root of its own.
   __device__ void make_keys(const Inputs& in, Stage<C>& to, int count) {
@@ -106,11 +102,15 @@ struct Helper {
       for (int j = 0; j < kKey; ++j) products[j] = __fmul_rn(x[j], y[j]);
       return sum_in_pairs(products);
     };
+    float sums[3 * kPair];  // of q q, k k, k q
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) sums[3 * i] = sum(q[i], q[i]), sums[3 * i + 1] = sum(k[i], k[i]), sums[3 * i + 2] = sum(k[i], q[i]);
+    sum_over_lanes(sums, 1, 32);
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
       const int t = warp * kPair + i;
-      const float of_q = __fmul_rn(inverse_root(__fadd_rn(sum(q[i], q[i]), kLeastSquares)), kRootOfRows);
-      const float of_k = inverse_root(__fadd_rn(sum(k[i], k[i]), kLeastSquares)), both = sum(k[i], q[i]);
+      const float of_q = __fmul_rn(inverse_root(__fadd_rn(sums[3 * i], kLeastSquares)), kRootOfRows);
+      const float of_k = inverse_root(__fadd_rn(sums[3 * i + 1], kLeastSquares)), both = sums[3 * i + 2];
 #pragma unroll
       for (int j = 0; j < kKey; ++j) q[i][j] = __fmul_rn(q[i][j], of_q), k[i][j] = __fmul_rn(k[i][j], of_k);
       *reinterpret_cast<Elements<float, kKey>*>(to.q[t] + lane * kKey) = reinterpret_cast<const Elements<float, kKey>&>(q[i]);
@@ -119,70 +119,81 @@ struct Helper {
     }
   }
 
-  // The gated norm of a stage's tokens, when they are done.
-  __device__ void finish(int stage, const Gates& gates) {
-    const uint32_t parity = stage / 2 & 1;
-    Handover::wait_for(shared.handover.used, stage);
-    const int count = min(sequence.tokens - first(stage), kPair);
-    if (count <= 0) return;
-    float o[kPair][kOwn], sums[kPair];
+  // Outputs of a stage's tokens, when they are done: their squares go to the other parts of the head.
+  __device__ void begin_norm(int stage, Outputs& out) {
+#pragma unroll
+    for (int i = 0; i < kPair; ++i)
+      out.z[i] = load_words<T, kOwn>(row(min(first(stage) + i, sequence.tokens - 1)) + channels.z + column);
+    const Stage<C>& made = shared.stages[(base + stage) % 2];
+    Handover::wait_for(shared.handover.used, base + stage);
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
       float squares[kOwn];
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) {
-        o[i][j] = i < count ? shared.stages[stage % 2].o[warp * kPair + i][lane * kOwn + j] : 0.0f;
-        squares[j] = __fmul_rn(o[i][j], o[i][j]);
+        out.o[i][j] = first(stage) + i < sequence.tokens ? made.o[warp * kPair + i][lane * kOwn + j] : 0.0f;
+        squares[j] = __fmul_rn(out.o[i][j], out.o[i][j]);
       }
-      sums[i] = sum_in_pairs(squares);
+      out.squares[i] = sum_in_pairs(squares);
     }
-    if constexpr (C::kParts > 1) share(stage, parity, count, sums);
+    sum_over_lanes(out.squares, 1, 32);
+    if constexpr (C::kParts > 1) send(stage, out.squares);
+  }
+  // The gated norm of these. Squares of the other parts arrive while the inputs of the stage after the next are made.
+  __device__ void end_norm(int stage, Outputs& out) {
+    if constexpr (C::kParts > 1) receive(stage, out.squares);
     const Own weight = *own(shared.norm);
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
-      if (i >= count) break;
-      const float inverse = inverse_root(__fadd_rn(__fmul_rn(sums[i], 1.0f / kHead), a.norm.eps));
-      Elements<T, kOwn> out;
+      if (first(stage) + i >= sequence.tokens) break;
+      const float inverse = inverse_root(__fadd_rn(__fmul_rn(out.squares[i], 1.0f / kHead), a.norm.eps));
+      float z[kOwn];
+      widen(out.z[i], z);
+      Elements<T, kOwn> put;
 #pragma unroll
       for (int j = 0; j < kOwn; ++j) {
-        const float normed = __fmul_rn(__fmul_rn(o[i][j], inverse), weight.at[j]);
-        out.at[j] = from_float<T>(__fmul_rn(normed, silu_of(to_float(gates.z[i].at[j]))));
+        const float normed = __fmul_rn(__fmul_rn(out.o[i][j], inverse), weight.at[j]);
+        put.at[j] = from_float<T>(__fmul_rn(normed, silu_of(z[j])));
       }
       T* to = static_cast<T*>(a.step.out) + int64_t(sequence.begin + first(stage) + i) * a.step.out_stride;
-      *reinterpret_cast<Elements<T, kOwn>*>(to + place.head * kHead + column) = out;
+      *reinterpret_cast<Elements<T, kOwn>*>(to + place.head * kHead + column) = put;
     }
   }
-  // Sums over the columns of all parts.
-  __device__ void share(int stage, uint32_t parity, int count, float (&sums)[kPair]) {
+  // Sums over this part's columns, to the warps of the other parts that have the same tokens. They have read those of two stages before:
+  // this warp would not have got the last stage's otherwise.
+  __device__ void send(int stage, const float (&sums)[kPair]) {
     auto& squares = shared.squares[stage % 2];
     const uint32_t told = shared_address(&shared.told[stage % 2][warp]);
-    const int token = warp * kPair + lane / C::kParts, other = lane % C::kParts;
-    const float mine = lane / C::kParts == 0 ? sums[0] : sums[kPair - 1];
-    if (lane < C::kParts * count) {
-      if (other == place.part) squares[token][other] = mine;
-      else send_word(shared_address(&squares[token][place.part]), told, place.rank - place.part + other, mine);
+    float* to = &squares[place.part][warp * kPair];
+    if (lane == 0) barrier_expect(told, (C::kParts - 1) * kPair * sizeof(float));
+    if (lane < C::kParts && lane != place.part) send_words(shared_address(to), told, place.rank - place.part + lane, sums);
+    if (lane == place.part) {
+#pragma unroll
+      for (int i = 0; i < kPair; ++i) to[i] = sums[i];
     }
-    if (lane == 0) barrier_expect(told, (C::kParts - 1) * count * sizeof(float));
     __syncwarp();
-    barrier_wait(told, parity);
+  }
+  // Sums over the columns of all parts.
+  __device__ void receive(int stage, float (&sums)[kPair]) {
+    barrier_wait(shared_address(&shared.told[stage % 2][warp]), stage / 2 & 1);
+    const auto& squares = shared.squares[stage % 2];
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
-      if (i >= count) break;
-      const float* of = squares[warp * kPair + i];
-      sums[i] = __fadd_rn(of[0], of[1]);
-      if constexpr (C::kParts == 4) sums[i] = __fadd_rn(sums[i], __fadd_rn(of[2], of[3]));
+      const int t = warp * kPair + i;
+      sums[i] = __fadd_rn(squares[0][t], squares[1][t]);
+      if constexpr (C::kParts == 4) sums[i] = __fadd_rn(sums[i], __fadd_rn(squares[2][t], squares[3][t]));
     }
     __syncwarp();
   }
 
-  // Columns of the convolution that this thread moves: those of v are this block's alone, those of q and k one block's of the
-  // cluster.
+  // Columns of the convolution that this thread moves: those of v are this block's alone, those of q and k are moved with the last
+  // of the heads that share them.
   static constexpr int kQuads = kRows / 4, kQuadTurns = (2 * kQuads + 32 * kHelpers - 1) / (32 * kHelpers);
   struct Columns {
-    Elements<T, 4> v[kTaps - 1], keys[kQuadTurns][kTaps - 1];
+    Words<T, 4> v[kTaps - 1], keys[kQuadTurns][kTaps - 1];
   };
   __device__ int thread() const { return warp * 32 + lane; }
-  __device__ bool has_keys() const { return place.rank == 0 && thread() < 2 * kQuads; }
+  __device__ bool has_keys() const { return place.last(a) && thread() < 2 * kQuads; }
   __device__ int value_channel() const { return channels.v + place.part * C::kColumns + thread() * 4; }
   __device__ int key_channel(int turn) const {
     const int quad = turn * 32 * kHelpers + thread();
@@ -196,37 +207,47 @@ struct Helper {
     for (int i = 0; i < kQuadTurns; ++i) line.take(tokens, key_channel(i), latest.keys[i]);
     return latest;
   }
-  __device__ void put(int slot, const Columns& latest) const {
+  __device__ void clear(int tokens, Columns& latest) const {
+    line.clear(tokens - kTaps + 1, latest.v);
+#pragma unroll
+    for (int i = 0; i < kQuadTurns; ++i) line.clear(tokens - kTaps + 1, latest.keys[i]);
+  }
+  __device__ void put(int slot, int tokens, Columns latest) const {
     if (slot == 0) return;
-    if (thread() < C::kColumns / 4) put_columns(a.step, slot, value_channel(), latest.v);
+    clear(tokens, latest);
+    if (thread() < C::kColumns / 4) put_columns<T>(a.step, slot, value_channel(), latest.v);
     if (!has_keys()) return;
 #pragma unroll
-    for (int i = 0; i < kQuadTurns; ++i) put_columns(a.step, slot, key_channel(i), latest.keys[i]);
+    for (int i = 0; i < kQuadTurns; ++i) put_columns<T>(a.step, slot, key_channel(i), latest.keys[i]);
   }
 
+  // The meeting behind which columns that others have read may be written in place.
+  __device__ void meet_readers() const {
+    if constexpr (C::kClustered) tell_cluster(), wait_for_cluster();
+    else meet();
+  }
   __device__ void run() {
     const int stages = (sequence.tokens + kTokens - 1) / kTokens;
-    Gates gates{};
-    if (stages > 0) {
-      Inputs in;
-      if constexpr (C::kHolds) in = fetch(0);
-      gates = fetch_gates(0);
-      for (int stage = 0; stage < stages; ++stage) {
-        if constexpr (!C::kHolds) in = fetch(stage);
-        make(stage, in);
-        if constexpr (C::kHolds)
-          if (stage + 1 < stages) in = fetch(stage + 1);
-        if (stage == 0) tell_cluster(), wait_for_cluster();
-        else finish(stage - 1, gates), gates = fetch_gates(stage);
-      }
-    } else {
-      tell_cluster(), wait_for_cluster();
+    Outputs out;
+    Inputs in;
+    if constexpr (C::kHolds)
+      if (stages > 0) in = fetch(0);
+    if (stages == 0) meet_readers();
+    for (int stage = 0; stage < stages; ++stage) {
+      if constexpr (!C::kHolds) in = fetch(stage);
+      make(stage, in);
+      if constexpr (C::kHolds)
+        if (stage + 1 < stages) in = fetch(stage + 1);
+      if (stage == 0) meet_readers();
+      if (stage > 1) end_norm(stage - 2, out);
+      if (stage > 0) begin_norm(stage - 1, out);
     }
     for (int k = sequence.keep; k < sequence.keeps; ++k)
-      if (const int after = a.step.moves.keep_after[k]; after <= sequence.tokens) put(a.step.moves.keep_slot[k], take(after));
+      if (const int after = a.step.moves.keep_after[k]; after <= sequence.tokens) put(a.step.moves.keep_slot[k], after, take(after));
     const Columns latest = take(sequence.tokens);
-    if (stages > 0) finish(stages - 1, gates);
-    put(sequence.write, latest);
+    if (stages > 1) end_norm(stages - 2, out);
+    if (stages > 0) begin_norm(stages - 1, out), end_norm(stages - 1, out);
+    put(sequence.write, sequence.tokens, latest);
   }
 };
 

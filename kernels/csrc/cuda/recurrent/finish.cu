@@ -75,11 +75,12 @@ __device__ inline void move_columns(const SsmArgs& a, int s, int channel) {
   if (channel >= step.convolution.channels) return;
   const Sequence sequence(step.moves, s);
   const Line<T> line(step, sequence, a.heads * a.head_dim);
-  Elements<T, kQuad> latest[kTaps - 1];
+  Words<T, kQuad> latest[kTaps - 1];
   const auto move = [&](int slot, int tokens) {
     if (slot == 0) return;
     line.take(tokens, channel, latest);
-    put_columns(step, slot, channel, latest);
+    line.clear(tokens - kTaps + 1, latest);
+    put_columns<T>(step, slot, channel, latest);
   };
   for (int k = sequence.keep; k < sequence.keeps; ++k)
     if (const int after = step.moves.keep_after[k]; after <= sequence.tokens) move(step.moves.keep_slot[k], after);
@@ -90,7 +91,7 @@ __device__ inline void move_columns(const SsmArgs& a, int s, int channel) {
 
 // A block has a row, and behind the rows as many channels of a sequence as it has threads for.
 template <class T, int kTogether>
-__global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant__ SsmArgs a) {
+__global__ void __launch_bounds__(kThreads, 4) finish_kernel(const __grid_constant__ SsmArgs a) {
 #if OCTAVO_CLUSTERS
   __shared__ float scratch[kThreads / 32];
   wait_for_previous_kernel();

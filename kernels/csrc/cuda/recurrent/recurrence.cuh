@@ -8,7 +8,7 @@
 namespace octavo {
 
 constexpr int kRows = 128;           // of a state: a key's values
-constexpr int kLanes = 4;            // that share a column, each with every fourth four of its rows
+constexpr int kLanes = 8;            // that share a column, each with every eighth four of its rows
 constexpr int kHeld = kRows / kLanes;
 constexpr int kLaneColumns = 32 / kLanes;
 
@@ -49,6 +49,9 @@ struct Sequence {
         keeps(m.keep_start[s + 1]) {}
 };
 
+// The sequence that comes at this place in a launch. Prompts stand behind decodes in a step, and take longer: they begin first.
+__device__ inline int in_order(const Moves& m, int place) { return m.sequences - 1 - place; }
+
 // Consecutive elements that another kernel has written.
 template <class T, int N>
 __device__ inline Elements<T, N> load_fresh(const T* from) {
@@ -68,25 +71,81 @@ __device__ inline Elements<T, N> no_elements() {
   return none;
 }
 
-// A sequence's inputs of the convolution: those of earlier steps lie in its slot, the last `taps - 1` of them.
+// Consecutive elements as they are loaded. Of elements of 16 bits the compiler would make registers of their own where a branch ends,
+// and so wait there for loads that are for later.
+template <class T, int N>
+struct alignas(N * sizeof(T) < 4 ? 4 : N * sizeof(T)) Words {
+  uint32_t at[(N * sizeof(T) + 3) / 4];
+};
+template <class T, int N>
+__device__ inline Words<T, N> load_words(const T* from) {
+  constexpr int kBytes = N * sizeof(T);
+  Words<T, N> words;
+  if constexpr (kBytes == 2) {
+    words.at[0] = __ldcg(reinterpret_cast<const unsigned short*>(from));
+  } else {
+    using Word = std::conditional_t<kBytes == 4, unsigned, std::conditional_t<kBytes == 8, uint2, uint4>>;
+    static_assert(sizeof(Word) == kBytes);
+    reinterpret_cast<Word&>(words) = __ldcg(reinterpret_cast<const Word*>(from));
+  }
+  return words;
+}
+template <class T, int N>
+__device__ inline void widen(const Words<T, N>& words, float (&to)[N]) {
+  if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = __uint_as_float(words.at[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const float2 pair = unpack<T>(words.at[i / 2]);
+      to[i] = pair.x;
+      if (i + 1 < N) to[i + 1] = pair.y;
+    }
+  }
+}
+
+// A sequence's inputs of the convolution: those of earlier steps lie in its slot, the last `taps - 1` of them. Loads are no branches,
+// so that they do not wait for each other; what was loaded in the place of zeros is cleared when it has come.
 template <class T>
 struct Line {
-  const T *rows, *before;  // before: null for zeros
+  const T *rows, *before;
+  bool zeros;  // before the step's tokens
   int stride, earlier, channels;
 
   __device__ Line(const RecurrentArgs& a, const Sequence& s, int first_channel)
       : rows(static_cast<const T*>(a.x) + int64_t(s.begin) * a.x_stride + first_channel),
-        before(s.read ? static_cast<const T*>(a.columns.data) + s.read * a.columns.stride : nullptr), stride(int(a.x_stride)),
+        before(static_cast<const T*>(a.columns.data) + s.read * a.columns.stride), zeros(s.read == 0), stride(int(a.x_stride)),
         earlier(a.convolution.taps - 1), channels(a.convolution.channels) {}
   // Of the step's token t, or of one before it.
   template <int N>
-  __device__ Elements<T, N> at(int t, int channel) const {
-    if (t >= 0) return load_fresh<T, N>(rows + int64_t(t) * stride + channel);
-    return before ? load_fresh<T, N>(before + (earlier + t) * channels + channel) : no_elements<T, N>();
+  __device__ Words<T, N> at(int t, int channel) const {
+    const int64_t row = t >= 0 ? int64_t(t) * stride : int64_t(earlier + t) * channels;
+    return load_words<T, N>((t >= 0 ? rows : before) + row + channel);
+  }
+  // Results of `at` for tokens from t on: zeros in front of a sequence.
+  template <int N, int kCount>
+  __device__ void clear(int t, Words<T, N> (&line)[kCount]) const {
+    if (!zeros || t >= 0) return;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (t + i < 0) line[i] = {};
+  }
+  // Of tokens from t on, the last of them instead of any behind it.
+  template <int N, int kCount>
+  __device__ void run(int t, int last, int channel, Words<T, N> (&line)[kCount]) const {
+    if (t >= 0 && t + kCount - 1 <= last) {
+      const T* from = rows + int64_t(t) * stride + channel;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) line[i] = load_words<T, N>(from + int64_t(i) * stride);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) line[i] = at<N>(min(t + i, last), channel);
+    }
   }
   // The inputs of N channels that the sequence leaves behind after `tokens` of the step's, the oldest first.
   template <int N, int kEarlier>
-  __device__ void take(int tokens, int channel, Elements<T, N> (&latest)[kEarlier]) const {
+  __device__ void take(int tokens, int channel, Words<T, N> (&latest)[kEarlier]) const {
 #pragma unroll
     for (int j = 0; j < kEarlier; ++j) latest[j] = at<N>(tokens - kEarlier + j, channel);
   }
@@ -102,15 +161,18 @@ __device__ inline void widen_weights(const void* from, int channel, float* to) {
 // SiLU of the convolutions of N neighbouring channels that end with each of kLines inputs behind the first kTaps - 1. A tap's
 // weights lie `width` floats behind those of the tap before, and the bias behind the last.
 template <int kTaps, int kLines, class T, int N>
-__device__ inline void convolve(const Elements<T, N> (&line)[kTaps + kLines - 1], const float* weights, int width, bool biased,
+__device__ inline void convolve(const Words<T, N> (&line)[kTaps + kLines - 1], const float* weights, int width, bool biased,
                                 float (&out)[kLines][N]) {
+  float x[kTaps + kLines - 1][N];
+#pragma unroll
+  for (int l = 0; l < kTaps + kLines - 1; ++l) widen(line[l], x[l]);
 #pragma unroll
   for (int j = 0; j < kTaps; ++j) {
     const auto weight = *reinterpret_cast<const Elements<float, N>*>(weights + j * width);
 #pragma unroll
     for (int l = 0; l < kLines; ++l)
 #pragma unroll
-      for (int i = 0; i < N; ++i) out[l][i] = __fmaf_rn(weight.at[i], to_float(line[l + j].at[i]), j == 0 ? 0.0f : out[l][i]);
+      for (int i = 0; i < N; ++i) out[l][i] = __fmaf_rn(weight.at[i], x[l + j][i], j == 0 ? 0.0f : out[l][i]);
   }
   if (biased) {
     const auto bias = *reinterpret_cast<const Elements<float, N>*>(weights + kTaps * width);
@@ -126,14 +188,14 @@ __device__ inline void convolve(const Elements<T, N> (&line)[kTaps + kLines - 1]
 }
 
 // Puts what `Line::take` took into a slot.
-template <class T, int N, int kEarlier>
-__device__ inline void put_columns(const RecurrentArgs& a, int slot, int channel, const Elements<T, N> (&latest)[kEarlier]) {
+template <class T, class Put, int kEarlier>
+__device__ inline void put_columns(const RecurrentArgs& a, int slot, int channel, const Put (&latest)[kEarlier]) {
   T* to = static_cast<T*>(a.columns.data) + slot * a.columns.stride + channel;
 #pragma unroll
-  for (int j = 0; j < kEarlier; ++j) *reinterpret_cast<Elements<T, N>*>(to + j * a.convolution.channels) = latest[j];
+  for (int j = 0; j < kEarlier; ++j) *reinterpret_cast<Put*>(to + j * a.convolution.channels) = latest[j];
 }
 
-// Neighbours in pairs, then pairs of those: over a lane's values, and then over lanes.
+// Neighbours in pairs, then pairs of those: a lane's values, which lanes then go on with.
 template <int N>
 __device__ inline float sum_in_pairs(const float (&x)[N]) {
   float part[N];
@@ -143,25 +205,44 @@ __device__ inline float sum_in_pairs(const float (&x)[N]) {
   for (int step = 1; step < N; step *= 2)
 #pragma unroll
     for (int i = 0; i < N; i += 2 * step) part[i] = __fadd_rn(part[i], part[i + step]);
-  float sum = part[0];
+  return part[0];
+}
+// The sums of several values over lanes, side by side: a shuffle waits for those before it.
+template <int M>
+__device__ inline void sum_over_lanes(float (&sums)[M], int from, int to) {
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, step));
-  return sum;
+  for (int step = from; step < to; step *= 2)
+#pragma unroll
+    for (int i = 0; i < M; ++i) sums[i] = __fadd_rn(sums[i], __shfl_xor_sync(~0u, sums[i], step));
 }
 
-// kWide columns of a head's matrix [kRows][columns], of which a lane has the rows 16 j + 4 p + e: p is its place among four.
+// kWide columns of a head's matrix [kRows][columns], of which a lane has the rows 32 j + 4 p + e: p is its place among eight.
 template <int kWide>
 struct State {
   float at[kWide][kHeld];
 
-  __device__ static int row(int place, int i) { return i / 4 * 16 + place * 4 + i % 4; }
+  __device__ static int row(int place, int i) { return i / 4 * 4 * kLanes + place * 4 + i % 4; }
   __device__ void load(const float* from, int columns, int place) {
+    if (!from) return clear();
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      const Elements<float, kWide> got = from ? load_fresh<float, kWide>(from + row(place, i) * columns) : no_elements<float, kWide>();
+      const Elements<float, kWide> got = load_fresh<float, kWide>(from + row(place, i) * columns);
 #pragma unroll
       for (int w = 0; w < kWide; ++w) at[w][i] = got.at[w];
     }
+  }
+  // Of a matrix in shared memory.
+  __device__ void take(const float* from, int columns, int place) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const auto got = *reinterpret_cast<const Elements<float, kWide>*>(from + row(place, i) * columns);
+#pragma unroll
+      for (int w = 0; w < kWide; ++w) at[w][i] = got.at[w];
+    }
+  }
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kHeld * kWide; ++i) at[i / kHeld][i % kHeld] = 0.0f;
   }
   __device__ void store(float* to, int columns, int place) const {
 #pragma unroll
@@ -188,10 +269,10 @@ struct Keeps {
   }
 };
 
-// The sum over a column of what its four lanes have.
-__device__ inline float column_sum(float x) {
-  x = __fadd_rn(x, __shfl_xor_sync(~0u, x, kLaneColumns));
-  return __fadd_rn(x, __shfl_xor_sync(~0u, x, 2 * kLaneColumns));
+// The sums over columns of what the lanes of each have.
+template <int M>
+__device__ inline void sum_columns(float (&sums)[M]) {
+  sum_over_lanes(sums, kLaneColumns, 32);
 }
 
 }  // namespace octavo

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kQuad = 4;      // channels of a thread
 constexpr int kThreads = 128;
-constexpr int kTile = 8;      // rows of a block
+constexpr int kTile = 8;      // rows of a block, but where most sequences have one: these follow each other in a block
 constexpr int kAtOnce = 4;    // rows whose inputs are loaded together
 
 // A row's inputs: B | C | x.
@@ -96,7 +96,7 @@ struct Channels {
     Elements<T, kQuad> latest[kTaps - 1];
 #pragma unroll
     for (int j = 0; j < kTaps - 1; ++j) latest[j] = at(s, tokens - kTaps + 1 + j);
-    put_columns(a, slot, channel, latest);
+    put_columns<T>(a, slot, channel, latest);
   }
 };
 
@@ -112,10 +112,10 @@ __device__ inline int first_behind(const Moves& m, int row) {
 }
 
 template <class T, int kTaps>
-__global__ void __launch_bounds__(kThreads) short_conv_kernel(const __grid_constant__ RecurrentArgs a) {
+__global__ void __launch_bounds__(kThreads) short_conv_kernel(const __grid_constant__ RecurrentArgs a, int tile) {
   const int cuts = (a.convolution.channels + kThreads * kQuad - 1) / (kThreads * kQuad);
   const int channel = (int(blockIdx.x) % cuts * kThreads + int(threadIdx.x)) * kQuad;
-  const int from = int(blockIdx.x) / cuts * kTile, to = from + kTile;
+  const int from = int(blockIdx.x) / cuts * tile, to = from + tile;
   const bool beyond = channel >= a.convolution.channels;
   const Channels<T, kTaps> channels(a, beyond ? 0 : channel);
   const int first = first_behind(a.moves, from);
@@ -139,8 +139,9 @@ __global__ void __launch_bounds__(kThreads) short_conv_kernel(const __grid_const
 template <class T, int kTaps>
 cudaError_t launch(const RecurrentArgs& a, cudaStream_t stream) {
   const int cuts = (a.convolution.channels + kThreads * kQuad - 1) / (kThreads * kQuad);
-  const unsigned tiles = unsigned(a.rows / kTile + 1);  // an empty sequence may begin behind the last row
-  return launch_after(short_conv_kernel<T, kTaps>, {dim3(tiles * cuts), kThreads}, stream, a);
+  const int tile = a.rows <= 2 * a.moves.sequences ? 1 : kTile;
+  const unsigned tiles = unsigned(a.rows / tile + 1);  // an empty sequence may begin behind the last row
+  return launch_after(short_conv_kernel<T, kTaps>, {dim3(tiles * cuts), kThreads}, stream, a, tile);
 }
 
 }  // namespace

@@ -3,215 +3,22 @@
 // Blocks are as those of delta.cu, without what these tell each other: a head's outputs are its own, and what the norm and the gate
 // make of a row is a second launch, which also moves the convolution's columns that heads of a group share.
 #include "recurrent/finish.h"
-#include "recurrent/recurrence.cuh"
+#include "recurrent/ssm_stream.cuh"
 
 namespace octavo {
 namespace {
-
-constexpr int kTaps = 4;
-constexpr int kKey = kRows / 32;  // values of B, and of C, that a lane makes
-constexpr int kTaken = 1;         // barrier: the weights are there
-
-// How heads are cut: columns of a lane, warps that make inputs, tokens of a stage that each of these has, blocks of a multiprocessor.
-template <int wide, int helpers, int pair, int blocks>
-struct Cut {
-  static constexpr int kWide = wide, kHelpers = helpers, kPair = pair, kBlocks = blocks;
-  static constexpr int kTokens = kHelpers * kPair, kAdvancers = 4;
-  static constexpr int kColumns = kAdvancers * kLaneColumns * kWide, kOwn = kColumns / 32;
-  static constexpr int kWeights = 2 * kRows + kColumns;
-  static constexpr int kThreads = 32 * (kHelpers + kAdvancers);
-};
-template <class C>
-struct Stage {
-  float2 gates[C::kTokens];  // decay, dt
-  float b[C::kTokens][kRows], c[C::kTokens][kRows], x[C::kTokens][C::kColumns];
-};
-template <class C>
-struct Shared {
-  Stage<C> stages[2];
-  float weights[kTaps + 1][C::kWeights];  // of the convolution: B, C, x; the bias at the end
-  float rate, dt_bias;
-  Handover handover;
-};
-
-#if OCTAVO_CLUSTERS
-
-// A block's place in the launch, and where its values of a row begin; the convolution's channels begin behind the gate.
-template <class C>
-struct Place {
-  int sequence, head, first, gate, x, b, c, dt;
-
-  __device__ Place(const SsmArgs& a) {
-    const int parts = a.head_dim / C::kColumns, inner = a.heads * a.head_dim, group = blockIdx.x / parts % a.heads / (a.heads / a.groups);
-    first = blockIdx.x % parts * C::kColumns, head = blockIdx.x / parts % a.heads, sequence = blockIdx.x / (parts * a.heads);
-    gate = inner, x = head * a.head_dim + first, b = inner + group * kRows, c = b + a.groups * kRows;
-    dt = inner + a.step.convolution.channels + head;
-  }
-};
-
-// One of the warps that make what tokens need.
-template <class T, class C>
-struct Helper {
-  static constexpr int kOwn = C::kOwn, kPair = C::kPair, kHelpers = C::kHelpers, kTokens = C::kTokens;
-  static constexpr int kLines = kTaps + kPair - 1;
-  struct Inputs {  // of the convolution, and of the step's width
-    Elements<T, kKey> b[kLines], c[kLines];
-    Elements<T, kOwn> x[kLines];
-    T dt;
-  };
-
-  const SsmArgs& a;
-  const Place<C>& place;
-  const Sequence& sequence;
-  Shared<C>& shared;
-  const int lane, warp;
-  const Line<T> line;
-
-  __device__ Helper(const SsmArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory)
-      : a(args), place(at), sequence(s), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
-        line(args.step, s, at.gate) {
-    if (warp == 1 && lane == 0) shared.rate = a.rates[at.head], shared.dt_bias = a.dt_bias[at.head];
-    const Convolution& c = a.step.convolution;
-    for (int tap = warp; tap < kTaps; tap += kHelpers) take_weights(static_cast<const T*>(c.weight) + tap * c.channels, tap);
-    if (c.bias && warp == 0) take_weights(c.bias, kTaps);
-    barrier_sync(kTaken, 32 * kHelpers);
-  }
-  __device__ void take_weights(const void* from, int tap) {
-    float* to = shared.weights[tap];
-    widen_weights<T, kKey>(from, place.b + lane * kKey, to + lane * kKey);
-    widen_weights<T, kKey>(from, place.c + lane * kKey, to + kRows + lane * kKey);
-    widen_weights<T, kOwn>(from, place.x + lane * kOwn, to + 2 * kRows + lane * kOwn);
-  }
-  __device__ bool biased() const { return a.step.convolution.bias; }
-  __device__ int first(int stage) const { return stage * kTokens + warp * kPair; }
-
-  __device__ Inputs fetch(int stage) const {
-    Inputs in;
-    const int last = sequence.tokens - 1;
-#pragma unroll
-    for (int i = 0; i < kLines; ++i) {
-      const int t = min(first(stage) + i - kTaps + 1, last);
-      in.b[i] = line.template at<kKey>(t, place.b + lane * kKey);
-      in.c[i] = line.template at<kKey>(t, place.c + lane * kKey);
-      in.x[i] = line.template at<kOwn>(t, place.x + lane * kOwn);
-    }
-    const int t = min(stage * kTokens + lane % kTokens, last);
-    in.dt = load_fresh<T, 1>(static_cast<const T*>(a.step.x) + int64_t(sequence.begin + t) * a.step.x_stride + place.dt).at[0];
-    return in;
-  }
-  template <int N>
-  __device__ void convolved(const Elements<T, N> (&line)[kLines], int weights, float* to, int width) const {
-    float made[kPair][N];
-    convolve<kTaps, kPair>(line, &shared.weights[0][weights], C::kWeights, biased(), made);
-#pragma unroll
-    for (int i = 0; i < kPair; ++i)
-      *reinterpret_cast<Elements<float, N>*>(to + (warp * kPair + i) * width) = reinterpret_cast<const Elements<float, N>&>(made[i]);
-  }
-  __device__ void make(int stage, const Inputs& in) {
-    auto& to = shared.stages[stage % 2];
-    if (first(stage) < sequence.tokens) {
-      convolved(in.b, lane * kKey, to.b[0] + lane * kKey, kRows);
-      convolved(in.c, kRows + lane * kKey, to.c[0] + lane * kKey, kRows);
-      convolved(in.x, 2 * kRows + lane * kOwn, to.x[0] + lane * kOwn, C::kColumns);
-    }
-    if (warp == 1 && lane < kTokens) {
-      const float dt = fminf(fmaxf(softplus(__fadd_rn(to_float(in.dt), shared.dt_bias)), a.least), a.most);
-      to.gates[lane] = make_float2(expf(__fmul_rn(shared.rate, dt)), dt);
-    }
-    Handover::tell(shared.handover.made, stage);
-  }
-
-  __device__ void run() {
-    const int stages = (sequence.tokens + kTokens - 1) / kTokens;
-    if (stages == 0) return;
-    Inputs in = fetch(0);
-    for (int stage = 0; stage < stages; ++stage) {
-      if (stage > 1) Handover::wait_for(shared.handover.used, stage - 2);
-      make(stage, in);
-      if (stage + 1 < stages) in = fetch(stage + 1);
-    }
-  }
-};
-
-// One of the warps that have the state.
-template <class T, class C>
-struct Advancer {
-  static constexpr int kWide = C::kWide, kTokens = C::kTokens;
-
-  const SsmArgs& a;
-  const Sequence& sequence;
-  Shared<C>& shared;
-  const int column, place;  // the first of its columns of the block; its place among the four of a column
-  const int64_t offset;     // of its columns in a slot
-  float* const y;           // of the sequence's first token
-  const float skip;
-  State<kWide> state;
-
-  __device__ Advancer(const SsmArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory)
-      : a(args), sequence(s), shared(memory),
-        column((int(threadIdx.x) / 32 - C::kHelpers) * kLaneColumns * kWide + threadIdx.x % kLaneColumns * kWide),
-        place(threadIdx.x % 32 / kLaneColumns), offset(int64_t(at.head) * kRows * args.head_dim + at.first + column),
-        y(args.y + int64_t(s.begin) * args.heads * args.head_dim + at.x + column), skip(args.skip[at.head]) {}
-
-  __device__ float* slot(int id) const { return static_cast<float*>(a.matrices.data) + id * a.matrices.stride + offset; }
-
-  __device__ void advance(const Stage<C>& stage, int t, float* to) {
-    const float2 gates = stage.gates[t];
-    const auto x = *reinterpret_cast<const Elements<float, kWide>*>(stage.x[t] + column);
-    float of_c[kWide][2] = {}, d[kWide];
-#pragma unroll
-    for (int w = 0; w < kWide; ++w) d[w] = __fmul_rn(gates.y, x.at[w]);
-#pragma unroll
-    for (int j = 0; j < kHeld / 4; ++j) {
-      const auto b = *reinterpret_cast<const Elements<float, 4>*>(stage.b[t] + State<kWide>::row(place, 4 * j));
-      const auto c = *reinterpret_cast<const Elements<float, 4>*>(stage.c[t] + State<kWide>::row(place, 4 * j));
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-#pragma unroll
-        for (int w = 0; w < kWide; ++w) {
-          float& s = state.at[w][4 * j + e];
-          s = __fmaf_rn(b.at[e], d[w], __fmul_rn(gates.x, s));
-          of_c[w][e / 2] = __fmaf_rn(s, c.at[e], of_c[w][e / 2]);
-        }
-    }
-    Elements<float, kWide> out;
-#pragma unroll
-    for (int w = 0; w < kWide; ++w) out.at[w] = __fmaf_rn(skip, x.at[w], column_sum(__fadd_rn(of_c[w][0], of_c[w][1])));
-    if (place == 0) *reinterpret_cast<Elements<float, kWide>*>(to) = out;
-  }
-
-  __device__ void run() {
-    state.load(sequence.read ? slot(sequence.read) : nullptr, a.head_dim, place);
-    Keeps keeps(a.step.moves, sequence);
-    const int64_t width = int64_t(a.heads) * a.head_dim;
-    for (int first = 0; first < sequence.tokens; first += kTokens) {
-      const int stage = first / kTokens;
-      Handover::wait_for(shared.handover.made, stage);
-      const int count = min(kTokens, sequence.tokens - first);
-      for (int t = 0; t < count; ++t) {
-        advance(shared.stages[stage % 2], t, y + (first + t) * width);
-        keeps.at(first + t + 1, [&](int kept) { state.store(slot(kept), a.head_dim, place); });
-      }
-      Handover::tell(shared.handover.used, stage);
-    }
-    if (sequence.write && (sequence.tokens > 0 || sequence.write != sequence.read))
-      state.store(slot(sequence.write), a.head_dim, place);
-  }
-};
-
-#endif
 
 template <class T, class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) ssm_kernel(const __grid_constant__ SsmArgs a) {
 #if OCTAVO_CLUSTERS
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<Shared<C>*>(memory);
-  const Place<C> place(a);
+  const Place<C> place(a, blockIdx.x);
   const Sequence sequence(a.step.moves, place.sequence);
   if (threadIdx.x == 0) shared.handover.set_up(C::kHelpers, C::kAdvancers);
   __syncthreads();
   if (int(threadIdx.x) >= 32 * C::kHelpers) {
-    Advancer<T, C>(a, place, sequence, shared).run();
+    Advancer<T, C>(a, place, sequence, shared, int(threadIdx.x) / 32 - C::kHelpers).run();
   } else {
     Helper<T, C> helper(a, place, sequence, shared);
     wait_for_previous_kernel();
@@ -248,9 +55,12 @@ cudaError_t ssm_step(const SsmArgs& a, cudaStream_t stream) {
     using T = decltype(tag);
     if (!takes<T>(a)) return cudaErrorInvalidValue;
     // A single sequence is bound by a token's latency: as many warps as the chip has schedulers.
-    if (sequences * a.heads * a.head_dim / 64 <= device.multiprocessors / 2) return launch<T, Cut<1, 4, 2, 2>>(a, stream);
-    if (a.step.rows > 2 * sequences) return launch<T, Cut<2, 4, 2, 1>>(a, stream);
-    return launch<T, Cut<2, 2, 1, 2>>(a, stream);
+    const int heads = sequences * a.heads;
+    if (heads * a.head_dim / 64 <= device.multiprocessors / 2) return launch<T, Cut<2, 4, 2, 2>>(a, stream);
+    if (a.step.rows > 2 * sequences) return launch<T, Cut<4, 4, 2, 1>>(a, stream);
+    if constexpr (sizeof(T) == 2)
+      if (heads > 2 * device.multiprocessors && a.head_dim == kStreamed) return launch_stream<T, Stream<3>>(a, device.multiprocessors, stream);
+    return launch<T, Cut<4, 2, 1, 2>>(a, stream);
   });
   return error == cudaSuccess ? finish_rows(a, stream) : error;
 }

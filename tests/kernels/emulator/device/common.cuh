@@ -84,6 +84,7 @@ inline unsigned __ballot_sync(unsigned, bool value) {
   return all;
 }
 inline int __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
+inline int __ffs(unsigned bits) { return __builtin_ffs(int(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline void __threadfence() {}
 inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
@@ -110,6 +111,7 @@ namespace octavo {
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 inline constexpr float kLog2e = 1.44269504088896341f;
+inline constexpr float kNoScore = -1e30f;
 
 template <class F>
 cudaError_t with_half(Dtype dtype, F&& f) {
@@ -250,11 +252,17 @@ inline uint4 load16_once(const void* global) {
   std::memcpy(&v, global, 16);
   return v;
 }
+inline void clear16(uint32_t shared) { std::memset(emulator::shared_of(emulator::current->block, shared, 16), 0, 16); }
 inline float load_float(const float* global) { return *global; }
 inline uint32_t load_word(const void* global) {
   uint32_t v;
   std::memcpy(&v, global, 4);
   return v;
+}
+inline void store_words(void* to, uint32_t a, uint32_t b) {
+  if (reinterpret_cast<uintptr_t>(to) % 8) emulator::fail("a store of 8 bytes that are not aligned");
+  const uint32_t words[2] = {a, b};
+  std::memcpy(to, words, 8);
 }
 inline void store_words(void* to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   if (reinterpret_cast<uintptr_t>(to) % 16) emulator::fail("a store of 16 bytes that are not aligned");

@@ -17,10 +17,13 @@ inline void tell_cluster() {
 inline void wait_for_cluster() {
   while (emulator::cluster_meeting.generation < emulator::current->meetings) emulator::yield();
 }
-inline void send_word(uint32_t address, uint32_t barrier, int rank, float v) {
+template <int N>
+void send_words(uint32_t address, uint32_t barrier, int rank, const float (&v)[N]) {
+  if (address % (4 * N)) emulator::fail("a message to where it is not aligned");
   auto* block = emulator::current->block->cluster[rank];
-  char* to = emulator::shared_of(block, address, 4);
-  copy_later(block, barrier, 4, [=] { std::memcpy(to, &v, 4); });
+  char* to = emulator::shared_of(block, address, 4 * N);
+  std::vector<float> sent(v, v + N);
+  copy_later(block, barrier, 4 * N, [=] { std::memcpy(to, sent.data(), 4 * N); });
 }
 
 }  // namespace octavo

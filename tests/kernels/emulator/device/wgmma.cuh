@@ -2,6 +2,8 @@
 
 #include <cuda.h>
 
+#include <array>
+
 #include "device/tensor_map.cuh"
 
 #define OCTAVO_WGMMA 1
@@ -11,10 +13,11 @@ namespace octavo {
 // Where the swizzle of 128 bytes puts a byte: bits 4 to 6 of the address, exclusive-or bits 7 to 9.
 inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
+// Units, and above them the bytes between atoms across the rows.
 template <int row>
-uint64_t operand(uint32_t units, uint32_t = 16) {
+uint64_t operand(uint32_t units, uint32_t columns = 16) {
   static_assert(row == 128);
-  return units;
+  return units | uint64_t(columns) << 32;
 }
 inline uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
 inline void products_begin() {}
@@ -95,52 +98,82 @@ void wgmma_held(T, float (&d)[half], const uint32_t* a, uint64_t b, bool adds) {
   });
 }
 
-// Both operands in shared memory. Nothing of it is read or written before the wait for it.
-template <class T, int half>
+// Both operands in shared memory, the rows of the second along the 16 or, `across`, along its columns. Nothing of it is read or
+// written before the wait for it.
+template <class T, int half, bool across = false>
 struct Stored {
   float* d[128];
   uint64_t a, b;
+  bool adds;
 
+  static float2 pair_at(uint32_t at) {
+    uint32_t word;
+    std::memcpy(&word, emulator::shared_of(emulator::current->block, swizzled(at), 4), 4);
+    return unpack<T>(word);
+  }
   static void read(uint64_t units, int rows, float (*to)[16]) {
     for (int n = 0; n < rows; ++n)
       for (int k = 0; k < 16; k += 2) {
-        const uint32_t at = uint32_t(units) * 16 + n / 8 * 1024 + n % 8 * 128 + k * 2;
-        uint32_t word;
-        std::memcpy(&word, emulator::shared_of(emulator::current->block, swizzled(at), 4), 4);
-        const float2 pair = unpack<T>(word);
+        const float2 pair = pair_at(uint32_t(units) * 16 + n / 8 * 1024 + n % 8 * 128 + k * 2);
         to[n][k] = pair.x, to[n][k + 1] = pair.y;
+      }
+  }
+  static void read_across(uint64_t units, int columns, float (*to)[16]) {
+    for (int k = 0; k < 16; ++k)
+      for (int n = 0; n < columns; n += 2) {
+        const uint32_t atom = n / 64 * uint32_t(units >> 32) + k / 8 * 1024;
+        const float2 pair = pair_at(uint32_t(units) * 16 + atom + k % 8 * 128 + n % 64 * 2);
+        to[n][k] = pair.x, to[n + 1][k] = pair.y;
       }
   }
   void multiply() const {
     static float left[64][16], right[half * 2][16];
-    read(a, 64, left), read(b, half * 2, right);
+    read(a, 64, left);
+    if (across) read_across(b, half * 2, right);
+    else read(b, half * 2, right);
     for (int thread = 0; thread < 128; ++thread)
       for (int i = 0; i < half; ++i) {
         const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-        for (int k = 0; k < 16; ++k) d[thread][i] += left[row][k] * right[column][k];
+        float sum = adds ? d[thread][i] : 0.0f;
+        for (int k = 0; k < 16; ++k) sum += left[row][k] * right[column][k];
+        d[thread][i] = sum;
       }
   }
 };
-template <class T, int half>
-void wgmma(T, float (&d)[half], uint64_t a, uint64_t b) {
+template <class T, bool across, int half>
+void multiply_stored(float (&d)[half], uint64_t a, uint64_t b, bool adds) {
   struct Given {
     float* d;
     uint64_t a, b;
-  } given{d, a, b};
+    bool adds;
+  } given{d, a, b, adds};
   emulator::meet(emulator::own_warpgroup(), threadIdx.x % 128, 128, &given, [](emulator::Meeting& m) {
     const auto* first = static_cast<Given*>(m.given[0]);
-    Stored<T, half> stored{{}, first->a, first->b};
+    Stored<T, half, across> stored{{}, first->a, first->b, first->adds};
     for (int thread = 0; thread < 128; ++thread) {
       const auto* own = static_cast<Given*>(m.given[thread]);
-      if (own->a != first->a || own->b != first->b) emulator::fail("a warpgroup that does not agree");
+      if (own->a != first->a || own->b != first->b || own->adds != first->adds)
+        emulator::fail("a warpgroup that does not agree");
       stored.d[thread] = own->d;
     }
     emulator::own_products().open.push_back([stored] { stored.multiply(); });
   });
 }
+template <class T, int half>
+void wgmma(T, float (&d)[half], uint64_t a, uint64_t b) {
+  multiply_stored<T, false>(d, a, b, true);
+}
+template <class T, int half>
+void wgmma_first(T, float (&d)[half], uint64_t a, uint64_t b) {
+  multiply_stored<T, false>(d, a, b, false);
+}
+template <class T>
+void wgmma_across(T, float (&d)[128], uint64_t a, uint64_t b) {
+  multiply_stored<T, true>(d, a, b, true);
+}
 
 // Elements outside of the tensor come as zeros.
-inline void copy_tensor(emulator::Block* block, uint32_t shared, const CUtensorMap& map, int first, int second, int third,
+inline void copy_tensor(emulator::Block* block, uint32_t shared, const CUtensorMap& map, std::array<int, 5> first,
                         uint32_t barrier) {
   Map m;
   std::memcpy(&m, &map, sizeof(m));
@@ -148,20 +181,26 @@ inline void copy_tensor(emulator::Block* block, uint32_t shared, const CUtensorM
   if (shared % 128 || (swizzles && m.box[1] >= 8 && shared % 1024)) emulator::fail("a box at no multiple of what it needs");
   emulator::shared_of(block, shared, m.bytes());
   copy_later(block, barrier, m.bytes(), [=] {
-    uint32_t to = shared;
-    for (int k = 0; k < m.box[2]; ++k)
-      for (int j = 0; j < m.box[1]; ++j)
-        for (int i = 0; i < m.box[0]; ++i, to += m.element) {
-          char value[4] = {};
-          const int64_t at[3] = {first + i, second + j, third + k};
-          if (at[0] < m.sizes[0] && at[1] < m.sizes[1] && at[2] < m.sizes[2])
-            std::memcpy(value, m.data + at[0] * m.strides[0] + at[1] * m.strides[1] + at[2] * m.strides[2], m.element);
-          std::memcpy(emulator::shared_of(block, swizzles ? swizzled(to) : to, m.element), value, m.element);
-        }
+    const int elements = m.bytes() / m.element;
+    for (int n = 0; n < elements; ++n) {
+      char value[4] = {};
+      int64_t offset = 0;
+      bool inside = true;
+      for (int i = 0, rest = n; i < 5; rest /= m.box[i++]) {
+        const int64_t at = first[i] + rest % m.box[i];
+        inside &= at < m.sizes[i], offset += at * m.strides[i];
+      }
+      if (inside) std::memcpy(value, m.data + offset, m.element);
+      const uint32_t to = shared + n * m.element;
+      std::memcpy(emulator::shared_of(block, swizzles ? swizzled(to) : to, m.element), value, m.element);
+    }
   });
 }
 inline void copy_rows(uint32_t shared, const CUtensorMap& map, int depth, int row, uint32_t barrier) {
-  copy_tensor(emulator::current->block, shared, map, depth, row, 0, barrier);
+  copy_tensor(emulator::current->block, shared, map, {depth, row, 0, 0, 0}, barrier);
+}
+inline void copy_box(uint32_t shared, const CUtensorMap& map, int column, int token, int head, int block, uint32_t barrier) {
+  copy_tensor(emulator::current->block, shared, map, {0, column, token, head, block}, barrier);
 }
 
 }  // namespace octavo

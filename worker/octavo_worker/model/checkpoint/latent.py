@@ -30,7 +30,7 @@ class LatentReader:
         kept = Matrix([at + self.names.kv_down], [whole.width], rows, biased, orders=_orders(whole, whole.rank))
         norm = self._norm(at + self.names.kv_norm, whole.rank, whole)
         weights = LatentWeights(queries, self.form.linear(kept, self.reader), norm, self._expanding(at, whole))
-        return LatentAttention(layer, weights, out)
+        return LatentAttention(layer, weights, out, self.reader.products)
 
     def _queries(self, at: str, layer: LatentLayer) -> Linear:
         hidden, names, rank = self.config.hidden_size, self.names, layer.query_rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,11 +21,13 @@ from octavo_worker.model.errors import UnsupportedModel
 from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.mixture import ExpertActivation, ExpertGate, Mixture, Router, SharedExpert
 from octavo_worker.model.layers.norm import RmsNorm
-from octavo_worker.model.layers.quantised import Quantised
+from octavo_worker.model.layers.quantised import CodedExperts, Quantised
 from octavo_worker.model.shards import Shards
 
+log = logging.getLogger(__name__)
+
 PANEL = 64
-"""Rows of an expert's quantised matrix are a multiple of that: kernels read so many together."""
+"""Rows of an expert's quantised matrix on a CPU are a multiple of that: kernels read so many together."""
 
 
 UNIT = 8
@@ -126,8 +129,9 @@ class MixtureReader:
         orders = () if order is None else (order,) * count
         matrix = Matrix(names, list(stored.rows) * count, depth, mlp.biased, stored.transposed, held, orders)
         linear = self.form.linear(matrix, self.reader)
-        self._check(linear, names[0], sum(matrix.held_rows) // len(owned))
-        return in_16_bits(linear, names[0]) if self.reader.device.type == "cuda" else linear
+        rows, is_on_gpu = sum(matrix.held_rows) // len(owned), self.reader.device.type == "cuda"
+        self._check(linear, names[0], None if is_on_gpu else rows)
+        return for_gpu(linear, names[0], rows, halves=2 if is_up else 1) if is_on_gpu else linear
 
     def _held(self, mlp: MixtureMlp, stored: Stored, shards: Shards, *, is_up: bool) -> Held:
         """A rank's share of an expert that it has."""
@@ -137,13 +141,14 @@ class MixtureReader:
             return shards.down(mlp.width)
         return shards.up(mlp.width, len(stored.parts)) if stored.order is None else shards.alternating_up(mlp.width)
 
-    def _check(self, linear: Linear, name: str, rows: int) -> None:
+    def _check(self, linear: Linear, name: str, rows: int | None) -> None:
+        """`rows` of an expert are None on a GPU."""
         if linear.is_mixed:
             raise UnsupportedModel(
                 f"experts of a layer are stored in unlike forms, or with their columns in unlike orders ({name} and "
                 "others), but one product has all of them; give the checkpoint in 16 bits."
             )
-        if linear.forms and rows % PANEL:
+        if linear.forms and rows is not None and rows % PANEL:
             raise UnsupportedModel(
                 f"{name} is quantised, and {rows} rows of an expert here are not whole panels of {PANEL}; give the "
                 "checkpoint in 16 bits without --quantization, --experts whole, or fewer ranks (--tensor-parallel)."
@@ -213,12 +218,22 @@ class MixtureReader:
 
 def without_bias(linear: Linear) -> Linear:
     """A last product of a rank other than the first: the sum over ranks has its bias once."""
-    return replace(linear, bias=None) if isinstance(linear, Dense | Quantised) else linear
+    return replace(linear, bias=None) if isinstance(linear, Dense | Quantised | CodedExperts) else linear
+
+
+def for_gpu(linear: Linear, name: str, rows: int, *, halves: int) -> Dense | CodedExperts:
+    """Experts' matrices for a GPU, of `rows` each in so many `halves`: as codes where its kernels read them, else in 16
+    bits; `name` is that of the first. Raises `UnsupportedModel`."""
+    if isinstance(linear, Quantised):
+        weight = linear.weight
+        if ops.takes_experts(weight.scheme, rows, weight.depth, weight.codes.device, halves=halves):
+            return CodedExperts(ops.pack_experts(weight), linear.bias, linear.products)
+        log.info("%s and others become 16 bits: no kernel reads the codes of such experts", name)
+    return in_16_bits(linear, name)
 
 
 def in_16_bits(linear: Linear, name: str) -> Dense:
-    """Experts' matrices for a GPU, whose kernels take no codes; `name` is that of the first. Raises
-    `UnsupportedModel`."""
+    """Experts' matrices for kernels that take no such codes. Raises `UnsupportedModel`."""
     if isinstance(linear, Quantised):
         coded = ops.takes_copy(linear.weight)
         weight = ops.copy_of(linear.weight, linear.dtype) if coded else dequantise(linear.weight).to(linear.dtype)

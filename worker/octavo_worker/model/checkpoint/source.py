@@ -246,8 +246,8 @@ class RandomWeights:
             target.copy_(made if cut is None else cut.of(made))
 
     def quantised(self, scheme: Scheme, rows: int, depth: int) -> QuantisedWeight:
-        """Codes of equal likelihood, of FP8 normal ones, with one scale, so that the values have the deviation of all
-        others."""
+        """Codes of equal likelihood, of FP8 normal ones, with one scale, of bfloat16 as most checkpoints' are, so that
+        the values have the deviation of all others."""
         codes = torch.empty(rows, depth // PER_BYTE[scheme.codes], dtype=torch.uint8, device=self.generator.device)
         if scheme.codes is Codes.FP8:
             for some in codes.split(PIECE):  # float32 is four times as large
@@ -257,8 +257,8 @@ class RandomWeights:
             codes.random_(0, 256, generator=self.generator)
         codes = codes.view(DTYPES[scheme.codes])
         groups = -(-depth // scheme.group)
-        deviation = values(codes[:PIECE], scheme.codes).std().item()
-        return QuantisedWeight(scheme, codes, torch.full((groups, rows), self.std / deviation, device=codes.device))
+        scale = (self.std / values(codes[:PIECE], scheme.codes).std()).bfloat16().float()
+        return QuantisedWeight(scheme, codes, scale.expand(groups, rows).contiguous())
 
     def skip(self, name: str) -> None:
         pass

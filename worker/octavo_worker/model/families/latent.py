@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from octavo_kernels.ops import Routing
-from octavo_worker.model.config import AttentionLayer, LatentLayer, MixtureMlp
+from octavo_worker.model.config import AttentionLayer, LatentLayer, MixtureMlp, Temperature
 from octavo_worker.model.config_file import ModelConfig
 from octavo_worker.model.families.family import Differences, Family, rotates_partly
 from octavo_worker.model.families.mixtures import deepseek, follows_dense, is_listed, mixed
@@ -60,6 +60,13 @@ def _minicpm3(config: ModelConfig) -> Differences:
     }
 
 
+def _mistral4(config: ModelConfig) -> Differences:
+    beta, original = (
+        config.rope_parameters.get(name) for name in ("llama_4_scaling_beta", "original_max_position_embeddings")
+    )
+    return {**_values(config), "temperature": Temperature(beta, original) if beta else None}
+
+
 def _minicpm3_latent(config: ModelConfig, attention: AttentionLayer) -> LatentLayer:
     return replace(_latent(config, attention), interleaved=False)
 
@@ -82,6 +89,12 @@ def _is_greedy(config: ModelConfig) -> bool:
     return is_stated and config.topk_method in ("greedy", "group_limited_greedy") and not config.mlp_bias
 
 
+def _softmax(config: ModelConfig) -> MixtureMlp:
+    """DeepSeek-V3's groups, by softmax and without a correction."""
+    mixture = deepseek(config)
+    return replace(mixture, routing=mixture.routing._replace(score="softmax"), corrected=False)
+
+
 LATENT: dict[str, Family] = {
     "deepseek_v2": Family(
         latent=_latent,
@@ -95,4 +108,7 @@ LATENT: dict[str, Family] = {
     ),
     "youtu": Family(latent=_latent, differences=_values),
     "minicpm3": Family(latent=_minicpm3_latent, differences=_minicpm3),
+    "mistral4": Family(
+        latent=_latent, rotation=rotates_partly, mlps=mixed(_softmax, follows_dense), differences=_mistral4
+    ),
 }

@@ -55,6 +55,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "idefics2": CONNECTED,
     "idefics3": CONNECTED,
     "internvl": SEEN,
+    "kimi_k25": Wrapper(("vision_tower", "mm_projector")),
     "lighton_ocr": Wrapper(("vision_encoder", "vision_projection")),
     "llava": SEEN,
     "llava_next": TILED,

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
+from octavo_kernels.ops import Product
 from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import LatentLayer
 from octavo_worker.model.layers.buffers import Buffers
-from octavo_worker.model.layers.linear import Linear
+from octavo_worker.model.layers.linear import Linear, Products
 from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
 from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.transfer import dtype_name
@@ -57,15 +58,16 @@ class LatentAttention:
     the query is multiplied instead, and values are made of the sum of latents: prompts and decodes take this same form,
     so that no bit depends on how a prompt is cut."""
 
-    def __init__(self, layer: LatentLayer, weights: LatentWeights, out: Linear) -> None:
+    def __init__(self, layer: LatentLayer, weights: LatentWeights, out: Linear, products: Products) -> None:
         """`layer` has the heads of this rank."""
-        self.layer, self.out = layer, out
+        self.layer, self.out, self.by_products = layer, out, products
         self.queries, self.latent, self.norm = weights.queries, weights.kept, weights.norm
         self.expanding: Linear | None = weights.expanding
         self.to_latent, self.to_values = torch.empty(0), torch.empty(0)
         self.cache, self.cos_sin = torch.empty(0), torch.empty(0)
         self.temperature: Tensor | None = None
         self.block_size = 0
+        self.shape = self.kept(torch.float32).shape
 
     def kept(self, dtype: torch.dtype) -> CacheSpec:
         """The layer's cache of a token in the type `dtype`."""
@@ -89,7 +91,7 @@ class LatentAttention:
         values of what was read of them, `[heads * value_dim, rank]`, in the model's type: of quantised weights the
         values that products with them take."""
         c = self.layer
-        made = expanding.apply(Input(torch.eye(c.rank, dtype=dtype)))
+        made = expanding.apply(Input(torch.eye(c.rank, dtype=dtype, device=self.cache.device)))
         keys, values = made.T.reshape(-1, c.plain + c.value_dim, c.rank).split([c.plain, c.value_dim], dim=1)
         to_latent, to_values = keys.transpose(1, 2).reshape(-1, c.plain), values.reshape(-1, c.rank)
         return to_latent.contiguous(), to_values.contiguous()
@@ -103,38 +105,58 @@ class LatentAttention:
     def attend(self, x: Input, b: Buffers, batch: Batch) -> None:
         """Attention into `b.attended[T, heads, value_dim]`."""
         c = self.layer
-        packed = self._rows(Input(x.materialise(), context=x.context), batch)
-        q = packed.new_empty(len(packed), c.heads, c.width)
-        place = (batch.slots, batch.positions, self.cos_sin)
-        ops.write_latent(packed.flatten(1), q, self.cache, *place, block_size=self.block_size)
-        read = packed.new_empty(len(packed), c.heads, c.rank)
-        sequences = (batch.block_tables, batch.context_lens, batch.query_start)
-        ops.latent_attention(q, self.cache, *sequences, read, c.scale, self.block_size)
-        b.attended = _by_head(read, self.to_values, c.value_dim).contiguous()
+        q = self._keep(Input(x.materialise(), context=x.context), batch)
+        read = q.new_empty(len(q), c.heads, c.rank)
+        cache, tables = self.cache, batch.block_tables
+        if batch.stage is not None:
+            cache, tables = batch.stage.gather(cache), batch.stage.tables  # with what was just written
+        sequences = (tables, batch.context_lens, batch.query_start)
+        ops.latent_attention(q, cache, *sequences, read, c.scale, self.block_size, batch.plans.get(self.shape))
+        b.attended = q.new_empty(len(q), c.heads, c.value_dim)
+        self._by_head(read, self.to_values, b.attended)
 
-    def _rows(self, x: Input, batch: Batch) -> Tensor:
-        """Queries as they meet what is kept, then what is kept, before the rotation: `[T, heads + 1, width]`."""
+    def _keep(self, x: Input, batch: Batch) -> Tensor:
+        """Queries as they meet what is kept, `[T, heads, width]`; what is kept of the step's tokens is written."""
         c = self.layer
         kept = self.latent.apply(x)
         q = self.queries.apply(x).view(len(kept), c.heads, c.plain + c.rotated)
+        if self.temperature is not None:  # a rotation is linear: before it is as good as after it
+            q.mul_(self.temperature[batch.positions][:, None])
+        out = kept.new_empty(len(kept), c.heads, c.width)
+        place = (self.cache, batch.slots, batch.positions, self.cos_sin, self.block_size)
+        if kept.is_cpu:
+            return ops.write_latent(self._packed(q, kept).flatten(1), out, *place)
+        self._by_head(q[..., : c.plain], self.to_latent, out[..., : c.rank])
+        ops.keep_latent(q[..., c.plain :], kept, self.norm.operand, out, *place)
+        return out
+
+    def _packed(self, q: Tensor, kept: Tensor) -> Tensor:
+        """Queries, then what is kept, before the rotation: `[T, heads + 1, width]`."""
+        c = self.layer
         packed = kept.new_empty(len(kept), c.heads + 1, c.width)
         queries, key = packed[:, : c.heads], packed[:, c.heads]
-        queries[..., : c.rank] = _by_head(q[..., : c.plain], self.to_latent, c.rank)
+        self._by_head(q[..., : c.plain], self.to_latent, queries[..., : c.rank])
         queries[..., c.rank :] = q[..., c.plain :]
-        if self.temperature is not None:  # a rotation is linear: before it is as good as after it
-            queries.mul_(self.temperature[batch.positions][:, None])
         self.norm.apply(kept[:, : c.rank], key[:, : c.rank])
         key[:, c.rank :] = kept[:, c.rank :]
         return packed
 
+    def _by_head(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """`x[T, heads, depth]` of each head times its part of `weight[heads * columns, depth]`, into
+        `out[T, heads, columns]`."""
+        rows, heads, depth = x.shape
+        if x.is_cpu:
+            starts = torch.arange(heads + 1, dtype=torch.int32) * rows
+            made = ops.grouped_linear(x.transpose(0, 1).reshape(-1, depth), weight, starts)
+            out.copy_(made.view(heads, rows, -1).transpose(0, 1))
+            return
+        matrices = weight.view(heads, -1, depth)
+        if not self.by_products.uniform:
+            torch.bmm(x.transpose(0, 1), matrices.transpose(1, 2), out=out.transpose(0, 1))
+            return
+        for head, matrix in enumerate(matrices):  # cuBLAS may compute a row otherwise in another batch
+            ops.linear(Product(x[:, head], matrix, out=out[:, head], uniform=True, counter=self.by_products.counter))
+
     def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
         """The output of `b.attended`, added to the residual stream `b.hidden`, and normalised for what follows."""
         return self.out.into_norm(Input(b.attended.flatten(1), context=b.row_context), b, add_norm)
-
-
-def _by_head(x: Tensor, weight: Tensor, columns: int) -> Tensor:
-    """`x[T, heads, depth]` of each head times its part of `weight[heads * columns, depth]`: `[T, heads, columns]`."""
-    rows, heads, depth = x.shape
-    starts = torch.arange(heads + 1, dtype=torch.int32) * rows
-    made = ops.grouped_linear(x.transpose(0, 1).reshape(-1, depth), weight, starts)
-    return made.view(heads, rows, columns).transpose(0, 1)

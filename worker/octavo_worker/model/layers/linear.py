@@ -59,8 +59,8 @@ class Linear(ABC):
         raise NotImplementedError(f"{type(self).__name__} is no matrix of several experts")
 
     def experts(self) -> Experts:
-        """Several experts' matrices for a GPU's kernels, which take them in 16 bits alone."""
-        raise NotImplementedError(f"{type(self).__name__} is no matrix of several experts in 16 bits")
+        """Several experts' matrices for a GPU's kernels."""
+        raise NotImplementedError(f"{type(self).__name__} is no matrix of several experts on a GPU")
 
     def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
         """A sublayer's last product, added to the residual stream `b.hidden`, and normalised for the next sublayer.

@@ -14,6 +14,8 @@ from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
 
+HALF_BYTES = 2
+"""Bytes of an element of rows on a GPU, whose kernels of experts take 16 bits alone."""
 ROUTER = "router"
 EXPERTS_GATE_UP, EXPERTS_DOWN = "experts: gate, up", "experts: down"
 SHARED_GATE_UP, SHARED_DOWN, SHARED_GATE = "shared: gate, up", "shared: down", "shared: gate of rows"
@@ -130,10 +132,10 @@ class Mixture(Linear):
 
     def step_bytes(self, rows: int) -> int:
         """Bytes of what the experts make of so many rows, on a GPU."""
-        up, down, routing = self.up.experts().weight, self.down.experts().weight, self.router.routing
-        columns = len(up) // 2 + len(down)
+        routing = self.router.routing
+        columns = self.up.experts().columns // 2 + self.down.experts().columns
         count = routing.experts if self.owned is None else len(self.owned)
-        return rows * routing.chosen * (columns // count) * up.itemsize
+        return rows * routing.chosen * (columns // count) * HALF_BYTES
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         if x.rows.is_cuda:

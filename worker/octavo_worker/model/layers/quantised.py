@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Gate, Product
+from octavo_kernels.ops import Experts, Gate, Product
+from octavo_kernels.products.coded import CodedWeight
 from octavo_kernels.products.weights import Activations, PackedWeight, Scheme
 from octavo_worker.model.layers.linear import Linear, Products
 from octavo_worker.model.layers.norm import Input
@@ -56,6 +57,30 @@ class Quantised(Linear):
             x.rows, self.weight, self.bias, out=out, residual=residual, norm=x.norm, normed=x.normed, uniform=uniform,
             copy=self.copy,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedExperts(Linear):
+    """Matrices of several experts, one below the other, as a GPU's kernels read their codes, and `bias[columns]` in the
+    type of the activations."""
+
+    weight: CodedWeight
+    bias: Tensor | None
+    products: Products
+
+    @property
+    def forms(self) -> frozenset[str]:
+        return frozenset({form_of(self.weight.scheme, self.weight.depth)})
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        raise NotImplementedError("matrices of several experts are no single product")
+
+    def experts(self) -> Experts:
+        return Experts(self.weight, self.bias, self.products.uniform)
 
 
 def form_of(scheme: Scheme, depth: int) -> str:

@@ -1,8 +1,9 @@
-"""Slots of recurrent states in memory: one tensor for all of them, and each layer's views of it."""
+"""Slots of recurrent states in memory: a pool on the device, one on the host, and each layer's views of the former."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +13,20 @@ from octavo_worker.contract.state import StateLayout, StateMove, StateMoves
 from octavo_worker.model.transfer import DTYPES
 
 
-def empty_slots(layout: StateLayout, slots: int, device: torch.device) -> Tensor:
-    """`[slots, slot_bytes]` (uint8), whose values are undefined."""
-    return torch.empty(slots, layout.slot_bytes, dtype=torch.uint8, device=device)
+class SlotPools(NamedTuple):
+    """`device[slots, slot_bytes]` and `host[host_slots, slot_bytes]`, int8. On a CPU both are parts of one piece."""
+
+    device: Tensor
+    host: Tensor
+
+
+def empty_slots(layout: StateLayout, slots: int, host_slots: int, device: torch.device) -> SlotPools:
+    """Pools whose values are undefined. CPU memory beside a GPU is pinned."""
+    if device.type == "cpu":
+        both = torch.empty(slots + host_slots, layout.slot_bytes, dtype=torch.int8)
+        return SlotPools(both[:slots], both[slots:])
+    host = torch.empty(host_slots, layout.slot_bytes, dtype=torch.int8, pin_memory=host_slots > 0)
+    return SlotPools(torch.empty(slots, layout.slot_bytes, dtype=torch.int8, device=device), host)
 
 
 def layer_states(slots: Tensor, layout: StateLayout) -> list[LayerStates | None]:
@@ -47,10 +59,3 @@ def no_moves(query_start: Tensor) -> Moves:
     """Moves of sequences that all begin with zeros and leave nothing."""
     none, no_keeps = torch.zeros_like(query_start[1:]), query_start.new_empty(0)
     return Moves(query_start, none, none, torch.zeros_like(query_start), no_keeps, no_keeps)
-
-
-def copy_slots(slots: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
-    """Copies whole slots, (source, target) each; no slot is both."""
-    if pairs:
-        sources, targets = torch.tensor(pairs, dtype=torch.int64, device=slots.device).unbind(1)
-        slots[targets] = slots[sources]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from octavo_kernels.attention.plan import chunk_count
@@ -17,9 +18,11 @@ class DraftBatches:
     """Carries batches of at most `sequences` and `tokens` to the device, with the plans that the draft's layers share.
     Where they choose tokens, a step waits for each: the host says what they are drawn from."""
 
-    def __init__(self, model: CausalModel, sequences: int, tokens: int, context: int) -> None:
+    def __init__(
+        self, model: CausalModel, sequences: int, tokens: int, context: int, cache_dtype: torch.dtype | None
+    ) -> None:
         self._device = model.device
-        self._plans = AttentionPlans(model, sequences, tokens, context, groups=False)
+        self._plans = AttentionPlans(model, sequences, tokens, context, groups=False, cache_dtype=cache_dtype)
         self._heads_per_kv = heads_per_kv(model.cache)
 
     def place(self, batch: Batch) -> Batch:

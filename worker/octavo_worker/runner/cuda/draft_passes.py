@@ -211,9 +211,11 @@ class DraftPasses:
         return logits
 
 
-def plans_for_passes(model: CausalModel, sequences: int, context: int) -> AttentionPlans:
+def plans_for_passes(
+    model: CausalModel, sequences: int, context: int, cache_dtype: torch.dtype | None
+) -> AttentionPlans:
     """For decodes, and for two queries of each sequence."""
-    plans = AttentionPlans(model, sequences, 2 * sequences, context, groups=False, queries=2)
+    plans = AttentionPlans(model, sequences, 2 * sequences, context, groups=False, queries=2, cache_dtype=cache_dtype)
     contexts, queries = np.full(sequences, context, np.int32), np.full(sequences, 2, np.int32)
     plans.make_room(max(chunk_count(contexts, queries, group) for group in heads_per_kv(model.cache)))
     return plans

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from octavo_kernels.ops import KV_DTYPES
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError
+from octavo_worker.model.layers.latent import LatentAttention
 from octavo_worker.model.stage import STAGE_BYTES
 from octavo_worker.runner.cuda.plans import AttentionPlans
 
@@ -32,17 +34,18 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 
 
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int:
-    """Logits of a full batch in the model's dtype and in float32, and what experts make of its rows, both in a graph
-    and outside of one; partial results of attention; block tables; the copies of host blocks; and a constant for the
-    rest."""
+    """Logits of a full batch in the model's dtype and in float32, and what experts and latent attention make of its
+    rows, both in a graph and outside of one; what recurrent layers make; partial results of attention; block tables;
+    the copies of host blocks; and a constant for the rest."""
     logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
-    partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len) for m in (model, *others))
+    cached = KV_DTYPES.get(options.kv_dtype)
+    partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len, cached) for m in (model, *others))
     tables = (
         (options.max_running * (1 + len(others)) + options.most_samples) * -(-max_model_len // options.block_size) * 4
     )
     staged = STAGE_BYTES if options.host_cache_bytes else 0
-    experts = 2 * expert_bytes(model)
-    return logits + experts + partial + tables + staged + WORKSPACE
+    made = 2 * (expert_bytes(model) + latent_bytes(model)) + recurrent_bytes(model)
+    return logits + made + partial + tables + staged + WORKSPACE
 
 
 def expert_bytes(model: CausalModel) -> int:
@@ -51,3 +54,27 @@ def expert_bytes(model: CausalModel) -> int:
         return 0
     rows = len(model.buffers.hidden)
     return max((mixture.step_bytes(rows) for mixture in model.mixtures), default=0)
+
+
+def recurrent_bytes(model: CausalModel) -> int:
+    """Bytes of what one recurrent layer makes of as many rows as there are buffers for: the product in front of it, its
+    output, and room in float32 for an output without its norm."""
+    if not isinstance(model, Decoder):
+        return 0
+    layers = [layer for layer in model.config.recurrent_layers if layer is not None]
+    made = [sum(segment.size for segment in layer.segments) + layer.inner.size for layer in layers]
+    widest = max(
+        (width * model.dtype.itemsize + 4 * layer.inner.size for width, layer in zip(made, layers, strict=True)),
+        default=0,
+    )
+    return len(model.buffers.hidden) * widest
+
+
+def latent_bytes(model: CausalModel) -> int:
+    """Bytes of the queries of one layer with latent attention, and of what they read, of as many rows as there are
+    buffers for."""
+    if not isinstance(model, Decoder):
+        return 0
+    layers = [block.attention.layer for block in model.layers.blocks if isinstance(block.attention, LatentAttention)]
+    columns = (c.heads * (c.plain + c.rotated + c.width + c.rank + c.value_dim) for c in layers)
+    return len(model.buffers.hidden) * max(columns, default=0) * model.dtype.itemsize

@@ -1,7 +1,8 @@
 """Packing of a plan into one `PackedStep`, around the message of `octavo_kernels.step`.
 
-A message is int32 words: a header, a record for each sequence, token ids, a record for each sample, block ids. Only
-what the device does not have is sent: block ids that are new since the last step of a run. A token that the host does
+A message is int32 words: a header, a record for each sequence, token ids, a record for each sample, of a model with
+states their moves, block ids. Only what the device does not have is sent: block ids that are new since the last step of
+a run. A token that the host does
 not know yet is `~n`. With n a sample of the step launched before, the device takes that sample; with n in `Packer`'s
 range of draft places, the draft that a draft pass left there.
 """
@@ -19,6 +20,7 @@ from octavo_kernels.sampling.sample import SAMPLE, SAMPLE_WORDS
 from octavo_kernels.step import HEADER, SEQUENCE
 from octavo_worker.contract.step import SampleRow, SampleSpec, SequenceStep, StepError, StepPlan, count_host_blocks
 from octavo_worker.runner.base import PromptScores, prompt_scores
+from octavo_worker.runner.cuda.moves import most_words, pack_moves
 from octavo_worker.runner.cuda.shapes import Shape, StepSizes
 
 HEADER_SAMPLES, HEADER_SAMPLE_AT = HEADER.names.index("samples"), HEADER.names.index("sample_at")
@@ -63,6 +65,8 @@ class PackedStep:
     swap_out: Sequence[tuple[int, int]]
     swap_in: Sequence[tuple[int, int]]
     uses_swapped_in: bool
+    state_out: Sequence[tuple[int, int]] = ()
+    state_in: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ class Packer:
     or pause.
 
     `first_host_block`: the first id of the host's blocks; None if no table ever has any. `guesses`: the range of draft
-    places, behind the samples of a step; a plan has `~place` for a draft that the device fills in."""
+    places, behind the samples of a step; a plan has `~place` for a draft that the device fills in. With `states`
+    messages have the moves of the sequences."""
 
     def __init__(
         self,
@@ -107,8 +112,9 @@ class Packer:
         shapes: Shapes,
         first_host_block: int | None = None,
         guesses: range = range(0),
+        states: bool = False,
     ) -> None:
-        self._guesses = guesses
+        self._guesses, self._states = guesses, states
         self._block_size = block_size
         self._first_host_block = first_host_block
         self._vocab_size = vocab_size
@@ -125,10 +131,11 @@ class Packer:
         self._latest: Layout | None = None  # of a batch of decodes, which often stays the same for many steps
 
     @staticmethod
-    def capacity(rows: int, samples: int, tokens: int, blocks: int) -> int:
+    def capacity(rows: int, samples: int, tokens: int, blocks: int, *, states: bool = False) -> int:
         """Words of the longest message, of `rows` sequences with `blocks` blocks each, `samples` and `tokens` in
         all."""
-        return HEADER_WORDS + rows * (SEQUENCE_WORDS + blocks) + samples * SAMPLE_WORDS + tokens
+        moves = most_words(rows, tokens) if states else 0
+        return HEADER_WORDS + rows * (SEQUENCE_WORDS + blocks) + samples * SAMPLE_WORDS + tokens + moves
 
     def pack(self, plan: StepPlan, message: np.ndarray) -> PackedStep:
         """Writes the message into `message` (int32). Raises `StepError` for a token id outside the vocabulary."""
@@ -143,7 +150,8 @@ class Packer:
 
         token_at = HEADER_WORDS + count * SEQUENCE_WORDS
         sample_at = token_at + len(tokens)
-        block_at = sample_at + len(owners) * SAMPLE_WORDS
+        move_at = sample_at + len(owners) * SAMPLE_WORDS
+        block_at = move_at + (pack_moves(steps, message[move_at:]) if self._states else 0)
         message[:HEADER_WORDS] = count, len(tokens), len(owners), HEADER_WORDS, token_at, sample_at
         sequences = message[HEADER_WORDS:token_at].view(SEQUENCE)
         sequences["row"], sequences["context"], sequences["queries"] = layout.rows, contexts, layout.queries
@@ -154,7 +162,7 @@ class Packer:
         message[token_at:sample_at] = tokens
         words = self._pack_blocks(steps, layout.rows, starts, contexts, sequences, message, block_at)
 
-        records = message[sample_at:block_at].view(SAMPLE)
+        records = message[sample_at:move_at].view(SAMPLE)
         records[:] = layout.records
         records["position"] = contexts[owners] - layout.after
         sizes = self._sizes(plan, layout, contexts)
@@ -170,6 +178,8 @@ class Packer:
             plan.swap_out,
             plan.swap_in,
             plan.uses_swapped_in,
+            plan.state_out,
+            plan.state_in,
         )
 
     def _layout(self, plan: StepPlan) -> Layout:
@@ -339,7 +349,7 @@ def filtered_places(words: np.ndarray, vocab_size: int) -> np.ndarray:
 def _without_sequences(plan: StepPlan) -> PackedStep:
     none = np.zeros(0, np.int32)
     sizes = StepSizes(0, 0, 0, 0, none, none, is_shared=False, is_scored=False, on_host=none)
-    moves = plan.copies, plan.swap_out, plan.swap_in, plan.uses_swapped_in
+    moves = plan.copies, plan.swap_out, plan.swap_in, plan.uses_swapped_in, plan.state_out, plan.state_in
     return PackedStep(none, sizes, None, [], none.astype(np.int64), [], [], *moves)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
 from octavo_kernels.attention.plan import AttentionPlan, chunk_tokens
+from octavo_kernels.attention.wide import Plan, WidePlan, takes_wide
 from octavo_kernels.cuda import reads_prefixes_once
 from octavo_worker.contract.cache import AttentionShape, shapes_of
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.causal_model import CausalModel
+from octavo_worker.model.decoder import Decoder
 
-Plans = dict[AttentionShape, AttentionPlan]
+Plans = dict[AttentionShape, Plan]
 
 
 class AttentionPlans:
@@ -17,7 +21,7 @@ class AttentionPlans:
     prompts are split along many keys at once.
 
     No sequence has more than so many `queries` (None: as many as there are tokens). Without `groups` sequences are
-    never grouped.
+    never grouped. The cache is of type `cache_dtype`; None: that of the model.
     """
 
     def __init__(
@@ -29,8 +33,9 @@ class AttentionPlans:
         *,
         groups: bool,
         queries: int | None = None,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
-        self._model, self._groups = model, groups
+        self._model, self._groups, self._cache_dtype = model, groups, cache_dtype
         self._sequences, self._tokens = sequences, tokens
         self.chunks = sequences * -(-max_model_len // chunk_tokens())
         """Chunks of keys for which the plans for prompts have room. Another number changes all addresses."""
@@ -39,11 +44,15 @@ class AttentionPlans:
         self._mixed = self._make(self.chunks, tokens, self._queries, shared=groups)
 
     @staticmethod
-    def scratch_bytes(model: CausalModel, sequences: int, max_model_len: int) -> int:
+    def scratch_bytes(
+        model: CausalModel, sequences: int, max_model_len: int, cache_dtype: torch.dtype | None = None
+    ) -> int:
         """The most that all plans take, unless nearly every sequence of a step is the end of a prompt, split along many
         keys."""
         chunks = sequences * -(-max_model_len // chunk_tokens())
-        return sum(
+        shapes = shapes_of(model.cache)
+        wide = [shape for shape in shapes if _is_wide(shape, model, cache_dtype)]
+        return 3 * len(wide) * (WidePlan.partial_bytes(model.device) if wide else 0) + sum(
             AttentionPlan.partial_bytes(
                 chunks=chunks,
                 heads=shape.heads,
@@ -52,7 +61,8 @@ class AttentionPlans:
                 max_queries=queries,
                 uniform=model.uniform,
             )
-            for shape in shapes_of(model.cache)
+            for shape in shapes
+            if shape not in wide
             for queries in (1, 1, chunk_tokens())  # a prompt's: more than a tile has rows
         )
 
@@ -74,8 +84,19 @@ class AttentionPlans:
 
     def _make(self, chunks: int, tokens: int, max_queries: int, *, shared: bool) -> Plans:
         model = self._model
-        return {
-            shape: AttentionPlan(
+        plans: Plans = {}
+        for shape in shapes_of(model.cache):
+            if _is_wide(shape, model, self._cache_dtype):
+                plans[shape] = WidePlan(
+                    sequences=self._sequences,
+                    heads=shape.heads,
+                    kv_heads=shape.kv_heads,
+                    latent=shape.latent > 0,
+                    uniform=model.uniform,
+                    device=model.device,
+                )
+                continue
+            plans[shape] = AttentionPlan(
                 sequences=self._sequences,
                 tokens=tokens,
                 chunks=chunks,
@@ -88,8 +109,14 @@ class AttentionPlans:
                 uniform=model.uniform,
                 device=model.device,
             )
-            for shape in shapes_of(model.cache)
-        }
+        return plans
+
+
+def _is_wide(shape: AttentionShape, model: CausalModel, cache_dtype: torch.dtype | None) -> bool:
+    """True if a `WidePlan` is what layers of this shape take: its kernels know no window, softcap or sinks."""
+    if shape.window or not isinstance(model, Decoder) or model.config.softcap or model.config.sinks:
+        return False
+    return takes_wide(model.device, model.dtype, cache_dtype or model.dtype, shape.width, shape.latent)
 
 
 def _updated(plans: Plans, batch: Batch, *, decodes: bool = True, prompts: bool = True) -> Plans:

@@ -141,7 +141,7 @@ class StepShapes:
         fit = bisect_left(tokens, step.tokens + padding)
         has_room = fit < len(tokens) and (tokens[fit] <= self._most_samples if drafts else fewest <= padded)
         is_padded = has_room and not step.is_scored and not is_staged
-        chunks = max(chunk_count(step.contexts, step.queries, group) for group in self._heads_per_kv)
+        chunks = max((chunk_count(step.contexts, step.queries, group) for group in self._heads_per_kv), default=0)
         self._chunks = max(self._chunks, chunks + (padding if is_padded else 0))
         if is_padded:
             few = drafts and not step.is_shared and int(step.queries.max()) <= self._few_queries

@@ -35,6 +35,8 @@ class PackedMessage(msgspec.Struct, array_like=True):
     swap_out: list[tuple[int, int]]
     swap_in: list[tuple[int, int]]
     uses_swapped_in: bool
+    state_out: list[tuple[int, int]]
+    state_in: list[tuple[int, int]]
 
 
 _DECODER = msgspec.msgpack.Decoder(PackedMessage)
@@ -60,6 +62,8 @@ def encode_packed(step: PackedStep) -> bytes:
             list(step.swap_out),
             list(step.swap_in),
             step.uses_swapped_in,
+            list(step.state_out),
+            list(step.state_in),
         )
     )
 
@@ -80,4 +84,6 @@ def decode_packed(message: bytes) -> PackedStep:
         swap_out=m.swap_out,
         swap_in=m.swap_in,
         uses_swapped_in=m.uses_swapped_in,
+        state_out=m.state_out,
+        state_in=m.state_in,
     )

@@ -1,0 +1,63 @@
+// What a layer keeps of a token with latent attention, and the rotated part of its queries, in one launch: one warp a token and
+// head, and one for the row that is kept.
+#include "cache/args.h"
+#include "cache/cells.cuh"
+
+namespace octavo {
+namespace {
+
+constexpr int kWarps = 8;
+
+// Rotates `columns` values in halves: calls put(column, value) for each.
+template <class T, class F>
+__device__ void rotate(const T* x, int columns, const float* cosine, F&& put) {
+  const int half = columns / 2;
+  for (int i = threadIdx.x % 32; i < half; i += 32) {
+    const float a = to_float(x[i]), b = to_float(x[half + i]), c = cosine[i], s = cosine[half + i];
+    put(i, __fmaf_rn(a, c, -__fmul_rn(b, s))), put(half + i, __fmaf_rn(a, s, __fmul_rn(b, c)));
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kWarps * 32) latent_kernel(const __grid_constant__ LatentRowsArgs a) {
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  const int rows = a.heads + 1, lane = threadIdx.x % 32;
+  const int64_t index = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32, token = index / rows;
+  if (token >= a.tokens) return;
+  const int head = int(index % rows), width = a.rank + a.rotated;
+  const float* cosine = a.cos_sin + a.positions[token] * a.cos_sin_stride;
+  if (head < a.heads) {
+    T* out = static_cast<T*>(a.q_out) + token * a.q_out_stride + head * width + a.rank;
+    const T* q = static_cast<const T*>(a.q) + token * a.q_stride + head * a.q_head_stride;
+    rotate(q, a.rotated, cosine, [&](int column, float x) { out[column] = from_float<T>(x); });
+    return;
+  }
+  const int64_t slot = a.slots[token];
+  if (slot < 0) return;
+  const T *kept = static_cast<const T*>(a.kept) + token * a.kept_stride, *weight = static_cast<const T*>(a.norm);
+  const int within = int(slot % a.cache.block_size);
+  T* cells = static_cast<T*>(a.cache.data) + slot / a.cache.block_size * a.cache.block_stride + int64_t(within) * width;
+  const auto put = [&](int column, float x) { cells[cell_place<T>(width, within, column, false)] = from_float<T>(x); };
+  float squares = 0.0f;
+  for (int i = lane; i < a.rank; i += 32) {
+    const float x = to_float(kept[i]);
+    squares = __fmaf_rn(x, x, squares);
+  }
+  const float inverse = rsqrtf(warp_sum(squares) / float(a.rank) + a.eps);
+  for (int i = lane; i < a.rank; i += 32) put(i, to_float(kept[i]) * inverse * (a.norm_offset + to_float(weight[i])));
+  rotate(kept + a.rank, a.rotated, cosine, [&](int column, float x) { put(a.rank + column, x); });
+}
+
+}  // namespace
+
+cudaError_t latent_rows(const LatentRowsArgs& a, cudaStream_t stream) {
+  if (a.tokens == 0) return cudaSuccess;
+  const int64_t rows = a.tokens * (a.heads + 1);
+  return with_dtype(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    return launch_after(latent_kernel<T>, {dim3(unsigned((rows + kWarps - 1) / kWarps)), kWarps * 32}, stream, a);
+  });
+}
+
+}  // namespace octavo

@@ -1,0 +1,118 @@
+// The second product of experts of codes with up to eight rows of a step, and rows' sums: as in experts/few_down.cu a block has
+// the same sixteen outputs of every expert hit. Lists are those of the kernel before the previous one.
+#pragma once
+
+#include "coded_experts/few.cuh"
+
+namespace octavo {
+namespace {
+
+#if OCTAVO_BULK_COPY
+
+template <class T, Codes kKind, int kGroups, class Scale>
+struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1, Scale> {
+  using Base = CodedFewBlock<T, kKind, kGroups, 1, Scale>;
+  using Base::cut, Base::lane, Base::strips;
+  const CodedExpertsDownArgs& a;
+  const FewLists lists;
+  float* const sums;  // [rows][kStripRows]
+
+  __device__ DownBlock(const CodedExpertsDownArgs& args, const FewCut& how, const ExpertStrips<Scale>& all, char* memory)
+      : Base(memory, how, all), a(args), lists(memory, how), sums(reinterpret_cast<float*>(memory + how.sums_at)) {}
+
+  __device__ void clear() const {
+    for (int i = threadIdx.x; i < a.rows * kStripRows; i += kFewThreads) sums[i] = 0.0f;
+  }
+
+  __device__ void copy() {
+    const uint64_t policy = read_once_policy();
+    for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x)
+      for (int h = 0; h < *lists.count; ++h) {
+        const int64_t strip = int64_t(lists.hits[h].expert) * strips.own + slice;
+        Base::bring([&](int) { return strip; }, policy);
+      }
+  }
+
+  __device__ void compute() {
+    int turn = 0;
+    for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x) {
+      for (int h = 0; h < *lists.count; ++h) {
+        const Hit hit = lists.hits[h];
+        typename Base::Sums products = {};
+        Base::multiply([&](int row) { return static_cast<const T*>(a.x) + (hit.begin + row) * a.x_stride; },
+                       hit.end - hit.begin, a.matrix.depth, products);
+        Base::add_up(products, turn++, [&](const float4(&all)[1]) {
+          const int place = hit.begin + lane % 4 * 2, output = lane / 4;
+          add_to_row(hit, slice, place, output, all[0].x), add_to_row(hit, slice, place + 1, output, all[0].y);
+          add_to_row(hit, slice, place, output + 8, all[0].z), add_to_row(hit, slice, place + 1, output + 8, all[0].w);
+        });
+      }
+      barrier_sync(1, kFewWarps * 32);
+      store(slice);
+      barrier_sync(1, kFewWarps * 32);
+    }
+  }
+
+  // A row's term is rounded as if it were stored.
+  __device__ void add_to_row(const Hit& hit, int slice, int place, int output, float product) const {
+    if (place >= hit.end) return;
+    if (a.matrix.bias) {
+      const int64_t column = int64_t(hit.expert) * a.matrix.columns + slice * kStripRows + output;
+      product += to_float(static_cast<const T*>(a.matrix.bias)[column]);
+    }
+    float& sum = sums[lists.sources[place] * kStripRows + output];
+    sum = __fmaf_rn(lists.weights[place], to_float(from_float<T>(product)), sum);
+  }
+
+  __device__ void store(int slice) const {
+    for (int i = threadIdx.x; i < a.rows * kStripRows; i += kFewWarps * 32) {
+      const int row = i / kStripRows, column = slice * kStripRows + i % kStripRows;
+      float sum = sums[i];
+      sums[i] = 0.0f;
+      if (a.shared) {
+        const float x = load_half<T>(a.shared, row * a.shared_stride + column);
+        sum = a.gates ? __fmaf_rn(__ldcg(a.gates + row), x, sum) : sum + x;
+      }
+      if (a.residual) sum += load_half<T>(a.residual, row * a.residual_stride + column);
+      static_cast<T*>(a.out)[row * a.out_stride + column] = from_float<T>(sum);
+    }
+  }
+};
+
+#endif
+
+template <class T, Codes kKind, int kGroups, class Scale>
+__global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
+    coded_experts_down_kernel(const __grid_constant__ CodedExpertsDownArgs a, const __grid_constant__ FewCut cut,
+                              const __grid_constant__ ExpertStrips<Scale> strips) {
+#if OCTAVO_BULK_COPY
+  extern __shared__ __align__(128) char shared[];
+  DownBlock<T, kKind, kGroups, Scale> block(a, cut, strips, shared);
+  block.init();
+  block.clear();
+  block.lists.take(a.lists.starts, a.lists.sources, a.matrix.experts);
+  block.lists.take_weights(a.lists, a.rows * a.chosen);
+  __syncthreads();
+  if (block.copies()) {
+    block.copy();
+  } else {
+    wait_for_previous_kernel();
+    launch_next_kernel();
+    block.compute();
+  }
+#endif
+}
+
+template <Codes kind, int groups, class Scale>
+cudaError_t launch_down_few(const CodedExpertsDownArgs& a, const Device& device, cudaStream_t stream) {
+  const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
+  const FewCut cut = cut_codes<PieceOf<kind, groups, 1, Scale>, 1>(a.matrix.experts, strips.own, a.rows * a.chosen, true,
+                                                            a.rows * kStripRows * 4);
+  const Launch how{dim3(std::min(strips.own, kFewBlocks<groups> * device.multiprocessors)), kFewThreads, cut.bytes};
+  return with_half(a.dtype, [&](auto tag) {
+    return launch_after(coded_experts_down_kernel<decltype(tag), kind, groups, Scale>, how, stream, a, cut, strips);
+  });
+}
+
+}  // namespace
+}  // namespace octavo

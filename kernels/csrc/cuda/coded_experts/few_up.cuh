@@ -1,0 +1,97 @@
+// The first product of experts of codes with up to eight rows of a step, and its activation. All units of the experts hit are
+// shared out evenly.
+#pragma once
+
+#include "coded_experts/few.cuh"
+#include "experts/activation.cuh"
+
+namespace octavo {
+namespace {
+
+#if OCTAVO_BULK_COPY
+
+template <class T, Codes kKind, int kGroups, class Scale>
+struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
+  using Base = CodedFewBlock<T, kKind, kGroups, 2, Scale>;
+  using Base::cut, Base::lane, Base::strips;
+  const CodedExpertsUpArgs& a;
+  const FewLists lists;
+  int first, last;  // of the units
+
+  __device__ UpBlock(const CodedExpertsUpArgs& args, const FewCut& how, const ExpertStrips<Scale>& all, char* memory)
+      : Base(memory, how, all), a(args), lists(memory, how) {}
+
+  __device__ int width() const { return a.matrix.columns / 2; }
+  __device__ void share_out() {
+    const int64_t units = int64_t(*lists.count) * cut.slices;
+    first = int(units * blockIdx.x / gridDim.x), last = int(units * (blockIdx.x + 1) / gridDim.x);
+  }
+  __device__ Unit unit(int i) const { return {lists.hits[i / cut.slices], i % cut.slices}; }
+
+  __device__ void copy() {
+    const uint64_t policy = read_once_policy();
+    for (int i = first; i < last; ++i) {
+      const Unit u = unit(i);
+      const int64_t strip = int64_t(u.hit.expert) * strips.own + u.slice;
+      Base::bring([&](int half) { return strip + half * (strips.own / 2); }, policy);
+    }
+  }
+
+  __device__ void compute() {
+    int turn = 0;
+    for (int i = first; i < last; ++i) {
+      const Unit u = unit(i);
+      const int rows = u.hit.end - u.hit.begin;
+      typename Base::Sums sums = {};
+      Base::multiply([&](int row) { return static_cast<const T*>(a.x) + lists.sources[u.hit.begin + row] * a.x_stride; }, rows,
+                     a.matrix.depth, sums);
+      Base::add_up(sums, turn++, [&](const float4(&all)[2]) {
+        const int row = lane % 4 * 2, column = u.slice * kStripRows + lane / 4;
+        store(u, row, rows, column, all[0].x, all[1].x), store(u, row + 1, rows, column, all[0].y, all[1].y);
+        store(u, row, rows, column + 8, all[0].z, all[1].z), store(u, row + 1, rows, column + 8, all[0].w, all[1].w);
+      });
+    }
+  }
+
+  __device__ void store(const Unit& u, int row, int rows, int column, float gate, float up) const {
+    if (row >= rows) return;
+    if (a.matrix.bias) {
+      const T* bias = static_cast<const T*>(a.matrix.bias) + int64_t(u.hit.expert) * a.matrix.columns + column;
+      gate += to_float(bias[0]), up += to_float(bias[width()]);
+    }
+    static_cast<T*>(a.out)[(u.hit.begin + row) * a.out_stride + column] = gated<T>(gate, up, a.activation, a.clamped);
+  }
+};
+
+#endif
+
+template <class T, Codes kKind, int kGroups, class Scale>
+__global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
+    coded_experts_up_kernel(const __grid_constant__ CodedExpertsUpArgs a, const __grid_constant__ FewCut cut,
+                            const __grid_constant__ ExpertStrips<Scale> strips) {
+#if OCTAVO_BULK_COPY
+  extern __shared__ __align__(128) char shared[];
+  UpBlock<T, kKind, kGroups, Scale> block(a, cut, strips, shared);
+  block.init();
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  block.lists.take(a.starts, a.sources, a.matrix.experts);
+  __syncthreads();
+  block.share_out();
+  if (block.copies()) block.copy();
+  else block.compute();
+#endif
+}
+
+template <Codes kind, int groups, class Scale>
+cudaError_t launch_up_few(const CodedExpertsUpArgs& a, const Device& device, cudaStream_t stream) {
+  const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
+  const FewCut cut = cut_codes<PieceOf<kind, groups, 2, Scale>, 2>(a.matrix.experts, strips.own / 2, a.rows * a.chosen, false, 0);
+  const Launch how{dim3(kFewBlocks<groups> * device.multiprocessors), kFewThreads, cut.bytes};
+  return with_half(a.dtype, [&](auto tag) {
+    return launch_after(coded_experts_up_kernel<decltype(tag), kind, groups, Scale>, how, stream, a, cut, strips);
+  });
+}
+
+}  // namespace
+}  // namespace octavo

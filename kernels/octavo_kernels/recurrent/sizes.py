@@ -1,0 +1,44 @@
+"""Sizes of recurrent layers that the kernels of a GPU take (csrc/cuda/recurrent)."""
+
+from __future__ import annotations
+
+ROWS = 128
+"""Rows of a state: elements of a key of the delta rule, or of B and C of Mamba2."""
+VALUES = 128
+"""Elements of a value of the delta rule."""
+TAPS = 4
+MOST_SHARING = 4
+"""Heads of the delta rule that share a key head: their blocks are one cluster."""
+COLUMNS = 64
+"""Elements of a head of Mamba2, or multiples of these."""
+SHORT_TAPS = (2, 3, 4)
+WORD = 4
+"""Elements that a kernel loads at once."""
+
+
+def check_delta(key_heads: int, heads: int, key_dim: int, value_dim: int, taps: int) -> None:
+    """Raises ValueError for a layer of the gated delta rule that no kernel takes; see `delta_step`."""
+    _check(key_dim == ROWS, f"keys of {key_dim} elements, and not {ROWS}")
+    _check(value_dim == VALUES, f"values of {value_dim} elements, and not {VALUES}")
+    _check(taps == TAPS, f"a convolution of {taps} taps, and not {TAPS}")
+    _check(heads <= MOST_SHARING * key_heads, f"{heads} heads to {key_heads} key heads, more than {MOST_SHARING} each")
+    _check(2 * heads % WORD == 0, f"{heads} heads, an odd number")
+
+
+def check_ssm(heads: int, size: int, head_dim: int, taps: int) -> None:
+    """Raises ValueError for a layer of Mamba2 that no kernel takes; see `ssm_step`."""
+    _check(size == ROWS, f"states of {size} rows, and not {ROWS}")
+    _check(head_dim % COLUMNS == 0, f"heads of {head_dim} elements, no multiple of {COLUMNS}")
+    _check(taps == TAPS, f"a convolution of {taps} taps, and not {TAPS}")
+    _check(heads % WORD == 0, f"{heads} heads, no multiple of {WORD}")
+
+
+def check_conv(channels: int, taps: int) -> None:
+    """Raises ValueError for short convolutions that no kernel takes; see `conv_step`."""
+    _check(taps in SHORT_TAPS, f"convolutions of {taps} taps, and not {SHORT_TAPS[0]} to {SHORT_TAPS[-1]}")
+    _check(channels % WORD == 0, f"{channels} channels, no multiple of {WORD}")
+
+
+def _check(fits: bool, found: str) -> None:
+    if not fits:
+        raise ValueError(found)

@@ -1,0 +1,106 @@
+"""Latent rows of any width on a GPU: written and read as on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo_kernels import ops, reference
+from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.operands import RmsNorm
+
+from .test_latent import LENGTHS, ROTARY, TOLERANCE, Rows, check
+
+pytestmark = pytest.mark.gpu
+
+SIZES = [(5, 40, 32), (3, 64, 64), (20, 288, 256), (16, 576, 512), (4, 24, 16)]
+
+
+def written(lengths: list[tuple[int, int]], heads: int, width: int, dtype: torch.dtype, block_size: int = 16) -> Rows:
+    """Queries and keys as the CPU norms and rotates them, which is checked; the cache is the GPU's."""
+    generator = torch.Generator().manual_seed(heads + width)
+    needed = [-(-context // block_size) for _, context in lengths]
+    cache = torch.full((sum(needed) + 2, 2, block_size * width), float("nan"), dtype=dtype, device="cuda")[:, 1:, None]
+    order = torch.randperm(sum(needed), generator=generator) + 1
+    tables = torch.full((len(lengths), max(needed)), 0, dtype=torch.int32)
+    cos_sin = torch.randn(1000, ROTARY, generator=generator)
+    norm = RmsNorm(torch.randn(width - ROTARY, generator=generator).to(dtype))
+    queries, keys, start = [], [], 0
+    for row, ((asked, context), count) in enumerate(zip(lengths, needed, strict=True)):
+        blocks = order[start : start + count]
+        tables[row, :count] = blocks
+        start += count
+        x = torch.randn(context, heads + 1, width, generator=generator).to(dtype)
+        at = torch.arange(context)
+        slots = blocks[at // block_size] * block_size + at % block_size
+        q = x[:, :heads].clone().cuda()  # whose first columns stay
+        there = RmsNorm(norm.weight.cuda(), norm.eps)
+        places = (slots.cuda(), at.cuda(), cos_sin.cuda(), block_size)
+        ops.keep_latent(q[..., -ROTARY:].clone(), x[:, heads].cuda(), there, q, cache, *places)
+        wanted = x.float()
+        wanted[..., -ROTARY:] = reference.rope(wanted[..., -ROTARY:], at, cos_sin)
+        wanted[:, heads, :-ROTARY] = reference.rms_norm(x[:, heads, :-ROTARY].float(), norm.weight.float(), norm.eps)
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(q.cpu(), wanted[:, :heads].to(dtype), atol=tolerance, rtol=tolerance)
+        queries.append(q.cpu()[context - asked :])
+        keys.append(wanted[:, heads:].to(dtype))
+    starts = torch.tensor([0, *(asked for asked, _ in lengths)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    lens = torch.tensor([context for _, context in lengths], dtype=torch.int32)
+    return Rows(torch.cat(queries), cache, tables, lens, starts, keys, block_size)
+
+
+class OnGpu(Rows):
+    """Attention of the rows on the GPU."""
+
+    uniform = False
+
+    def attend(self, values: int, scale: float = 0.125) -> torch.Tensor:
+        out = self.queries.new_full((*self.queries.shape[:2], values), float("nan"), device="cuda")
+        tables, contexts, starts = (t.cuda() for t in (self.tables, self.context_lens, self.query_start))
+        plan = None
+        if self.uniform:
+            tokens, heads, width = self.queries.shape
+            plan = AttentionPlan(
+                sequences=len(contexts), tokens=tokens, chunks=1000, heads=heads, kv_heads=1, head_dim=width,
+                max_queries=tokens, uniform=True,
+            )  # fmt: skip
+            plan.update(contexts, starts)
+        queries = self.queries.cuda()
+        ops.latent_attention(queries, self.cache, tables, contexts, starts, out, scale, self.block_size, plan)
+        return out.cpu()
+
+
+def on_gpu(rows: Rows, *, uniform: bool = False) -> OnGpu:
+    made = OnGpu(rows.queries, rows.cache, rows.tables, rows.context_lens, rows.query_start, rows.keys, rows.block_size)
+    made.uniform = uniform
+    return made
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("heads", "width", "values"), SIZES)
+def test_values_are_the_first_of_the_keys(heads: int, width: int, values: int, dtype: torch.dtype) -> None:
+    rows = written(LENGTHS, heads, width, dtype)
+    check(on_gpu(rows), values)
+    check(on_gpu(rows, uniform=True), values)
+
+
+def test_bits_do_not_depend_on_how_a_prompt_is_cut() -> None:
+    rows = on_gpu(written([(1, 70), (60, 90), (9, 9)], 4, 40, torch.bfloat16), uniform=True)
+    whole = rows.attend(32)
+    cut = Rows(
+        rows.queries[1:41], rows.cache, rows.tables[1:2], torch.tensor([70], dtype=torch.int32),
+        torch.tensor([0, 40], dtype=torch.int32), [], 16,
+    )  # fmt: skip
+    assert torch.equal(on_gpu(cut, uniform=True).attend(32), whole[1:41])
+
+
+def test_padding_is_not_kept() -> None:
+    cache = torch.zeros(2, 1, 1, 16 * 24, device="cuda")
+    ones = torch.ones(2, 24, device="cuda")
+    q = torch.zeros(2, 1, 24, device="cuda")
+    slots, positions = torch.tensor([-1, 3], device="cuda"), torch.tensor([0, 1], device="cuda")
+    norm = RmsNorm(torch.ones(16, device="cuda"))
+    ops.keep_latent(ones[:, None, 16:], ones, norm, q, cache, slots, positions, torch.ones(4, 8, device="cuda"))
+    assert int(cache.count_nonzero()) == 24 - 4  # of what is rotated, ones become zeros and twos
+    assert int(cache[1].count_nonzero()) == 0
+    assert int(q.count_nonzero()) == 2 * 4

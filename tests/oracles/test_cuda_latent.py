@@ -1,0 +1,136 @@
+"""Latent attention, and Gemma 4's heads of 512, on a GPU: octavo's own decoder scores as transformers does, with graphs
+as without, whatever moves blocks about, and with `--deterministic` in every company."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, PreTrainedConfig, PreTrainedModel
+
+from octavo_worker.assembly.loading import load_runner
+from octavo_worker.contract.messages import AddRequest
+from octavo_worker.contract.step import ModelRunner
+from octavo_worker.memory.cost import PreemptionPolicy
+from octavo_worker.model.decoder import Decoder
+
+from .drive import Engine, assert_same, request
+from .test_cuda import COMMON, VOCAB, logprobs, options, random_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
+
+FOUR: dict[str, Any] = {**COMMON, "num_key_value_heads": 4}
+WIDE: dict[str, Any] = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+NARROW: dict[str, Any] = {"kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64, "n_shared_experts": 1, "n_group": 4,
+    "topk_group": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+MODELS: dict[str, PreTrainedConfig] = {
+    "deepseek_v2": DeepseekV2Config(
+        **FOUR, **WIDE, **EXPERTS, q_lora_rank=None, topk_method="group_limited_greedy", norm_topk_prob=False
+    ),
+    "deepseek_v3": DeepseekV3Config(**FOUR, **WIDE, **EXPERTS, q_lora_rank=64),
+    "deepseek_v3-narrow": DeepseekV3Config(**FOUR, **NARROW, **EXPERTS, q_lora_rank=64),
+}
+GEMMA: dict[str, Any] = {
+    **COMMON, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 100,
+    "head_dim": 64, "global_head_dim": 512,
+}  # fmt: skip
+if hasattr(transformers, "Glm4MoeLiteConfig"):
+    MODELS["glm4_moe_lite"] = transformers.Glm4MoeLiteConfig(**FOUR, **WIDE, **EXPERTS, q_lora_rank=64)
+if hasattr(transformers, "YoutuConfig"):
+    MODELS["youtu"] = transformers.YoutuConfig(**FOUR, **WIDE, q_lora_rank=64)
+if hasattr(transformers, "MiniCPM3Config"):
+    MODELS["minicpm3"] = transformers.MiniCPM3Config(**FOUR, **NARROW, q_lora_rank=64, dim_model_base=64)
+if hasattr(transformers, "Gemma4TextConfig"):
+    MODELS["gemma4"] = transformers.Gemma4TextConfig(
+        **GEMMA, hidden_size_per_layer_input=16, vocab_size_per_layer_input=VOCAB
+    )
+    MODELS["gemma4-keys"] = transformers.Gemma4TextConfig(
+        **GEMMA, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0
+    )
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_model(MODELS[request.param], tmp_path_factory.mktemp(request.param))
+
+
+def in_type(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False).eval()
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> ModelRunner:
+    made = load_runner(options(folder))
+    assert isinstance(made.model, Decoder)
+    return made
+
+
+@pytest.fixture
+def deterministic(folder: Path) -> ModelRunner:
+    if folder.name.startswith("gemma4"):
+        pytest.skip("--deterministic covers models whose layers have equal numbers of heads")
+    return load_runner(options(folder, deterministic=True))
+
+
+def requests(count: int, scored: bool = False) -> list[AddRequest]:
+    rng = random.Random(count)
+    prompts = [[rng.randrange(VOCAB) for _ in range(rng.choice([1, 15, 16, 40, 150, 300]))] for _ in range(count)]
+    more = {"prompt_logprobs": 0} if scored else {}
+    return [
+        request(str(i), prompt, max_tokens=rng.randint(10, 40), logprobs=0, temperature=0.7 * (i % 2), seed=i, **more)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def test_log_probabilities_are_those_of_transformers(runner: ModelRunner, folder: Path) -> None:
+    """Every token of prompts and answers counts; what transformers loses in bfloat16 measures what we may lose."""
+    oracle, rounded = in_type(folder, torch.float32), in_type(folder, torch.bfloat16)
+    asked = requests(12, scored=True)
+    answers = Engine(runner, token_budget=200).run(asked)
+    ours, theirs = [], []
+    for one in asked:
+        tokens = [*one.prompt, *answers.tokens[one.id][0]]
+        scores = [*answers.prompt_logprobs[one.id][1:], *answers.logprobs[one.id][0]]
+        found = torch.tensor([score.logprob for score in scores])
+        wanted, close = (
+            logprobs(model, tokens)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+            for model in (oracle, rounded)
+        )
+        ours.append((found - wanted).abs())
+        theirs.append((close - wanted).abs())
+    mine, other = torch.cat(ours), torch.cat(theirs)
+    assert mine.mean() <= 1.3 * other.mean()
+    assert mine.quantile(0.8) <= 1.5 * other.quantile(0.8)
+
+
+def test_graphs_compute_what_launches_one_by_one_do(runner: ModelRunner, folder: Path) -> None:
+    alone = load_runner(options(folder, cuda_graphs=False))
+    for one in requests(8):
+        assert_same(Engine(runner).run([one]), Engine(alone).run([one]))
+
+
+def test_deterministic_answers_do_not_depend_on_company(deterministic: ModelRunner) -> None:
+    every = requests(48)
+    together = Engine(deterministic).run(every)
+    assert_same(Engine(deterministic, token_budget=90).run(every), together)
+    engine = Engine(deterministic)
+    for one in every[::6]:
+        answers = engine.run([one])
+        assert answers.tokens[one.id] == together.tokens[one.id]
+        assert answers.logprobs[one.id] == together.logprobs[one.id]
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_preemption_changes_nothing(deterministic: ModelRunner, mode: str) -> None:
+    runner, every = deterministic, requests(48)
+    policy = PreemptionPolicy(mode)  # type: ignore[arg-type]
+    short = Engine(runner, num_blocks=90, num_host_blocks=runner.num_host_blocks, policy=policy).run(every)
+    assert short.stats.preemptions > 0
+    assert_same(short, Engine(runner).run(every))
