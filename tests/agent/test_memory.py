@@ -11,6 +11,7 @@ from rich.console import Console
 from waiting import eventually
 
 from octavo import AsyncClient, Client
+from octavo.cli.doctor import _windows
 from octavo.cli.memory_view import memory_panel
 from octavo.terms.errors import WorkerNotFound
 from octavo.terms.stats import PREEMPTION_REASONS
@@ -100,3 +101,20 @@ def test_nobody_answers_for_a_worker_that_is_not_there(redis_url):
 
 def test_every_way_that_a_preemption_goes_is_counted():
     assert list(PREEMPTION_REASONS) == [decision.value for decision in Decision]
+
+
+def test_blocks_of_windows_are_shown_beside_the_others(queue: Queue, redis_url, start_worker):
+    worker = start_worker("step_seconds=0.01,window_blocks=21,layer_window=40", num_blocks=100).wait_ready()
+    job = queue.submit(PROMPT, sampling=sampling(300, n=3))
+    eventually(lambda: queue.stored(job) > 150)
+    with Client(redis_url) as client:
+        memory = client.worker_memory(worker.id)
+        windows = memory.windows
+        assert windows["total"] == sum(windows[s] for s in ("free", "used", "cached", "quarantined")) == 20
+        assert 0 < windows["used"] < memory.blocks["used"]
+        assert len(memory.window_cells) == len(memory.window_references) == 20
+        shown = Console(width=90, record=True, file=io.StringIO())
+        shown.print(memory_panel(memory, 90))
+        assert "20 blocks of layers with a window" in shown.export_text()
+        (info,) = client.workers()
+        assert "20 of layers with a window: " in _windows(info).found

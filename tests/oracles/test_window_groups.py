@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from forked_ranks import forked_ranks
 
+from octavo_worker.assembly.inspection import inspect
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.capacity import Capacity
@@ -237,3 +238,14 @@ def test_host_blocks_of_both_groups_share_the_memory(load: Callable[..., PagedRu
     taken = runner.num_host_blocks * runner.layout.block_bytes
     taken += runner.windows.num_host_blocks * runner.window_layout.block_bytes
     assert (8 << 20) - taken < 2 * (runner.layout.block_bytes + runner.window_layout.block_bytes)
+
+
+@pytest.mark.parametrize(("kv_dtype", "kept", "windowed"), [("auto", 2 * 2 * 16 * 4, 256), ("int8", 80, 80)])
+def test_the_doctor_counts_a_token_in_each_group(
+    kv_dtype: str, kept: int, windowed: int, cpu_pair: Callable[[str], Pair]
+) -> None:
+    config = cpu_pair("gemma3").oracle.config
+    found = inspect(options_of(cpu_pair("gemma3").folder, kv_dtype=kv_dtype))
+    sliding = config.layer_types.count("sliding_attention")
+    layers = len(config.layer_types) - sliding
+    assert (found.kept_bytes, found.window_bytes, found.window) == (layers * kept, sliding * windowed, WINDOW)

@@ -3,7 +3,8 @@
 `--options` takes the usual `ModelOptions`. Its `model` may carry settings of the fake, as in
 "fake:step_seconds=0.01,crash_after=20": seconds that a step takes, the step that ends the process with a traceback, a
 token that aborts it (`crash_token`), a token that fails its request (`poison`), how it claims to round (`numerics`),
-for how many states it has slots (`state_slots`).
+for how many states it has slots (`state_slots`), how many blocks layers with a window have (`window_blocks`), and how
+long that is (`layer_window`).
 With `refuse` it cannot load, and takes so many seconds to exit. With `script`, a file of token ids as JSON, all
 sequences are those tokens, as far as a grammar allows; with `reply`, another such file, they are these where the token
 `results` is in the prompt. `folder` has the vocabulary that grammars need.
@@ -72,6 +73,8 @@ def load_runner(options: ModelOptions) -> FakeRunner:
         step_seconds=float(settings.get("step_seconds", 0.0)),
         poison=int(settings.get("poison", -1)),
         state_slots=int(settings.get("state_slots", 0)),
+        window_blocks=int(settings.get("window_blocks", 0)),
+        layer_window=int(settings.get("layer_window", 0)),
     )
     if "script" in settings:
         runner.script = json.loads(Path(settings["script"]).read_text())

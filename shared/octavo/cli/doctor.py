@@ -223,14 +223,25 @@ def _workers(url: str) -> list[Finding]:
     )
     return [Finding("workers", "warning", mix, step) for mix in mixed] or [
         Finding("workers", "ok", f"{len(found)} live"),
+        *(_windows(worker) for worker in found if worker.stats.total_windows),
         *(_slots(worker) for worker in found if worker.stats.total_states),
     ]
 
 
+def _windows(worker: WorkerInfo) -> Finding:
+    stats = worker.stats
+    text = f"{worker.id}: {stats.total_blocks} blocks of layers that see all: {_uses(stats.blocks())}; "
+    return Finding("windows", "ok", f"{text}{stats.total_windows} of layers with a window: {_uses(stats.windows())}")
+
+
+def _uses(counts: dict[str, int]) -> str:
+    left_out = "host", "cold"
+    return ", ".join(f"{count} {use}" for use, count in counts.items() if count and not use.startswith(left_out))
+
+
 def _slots(worker: WorkerInfo) -> Finding:
     stats = worker.stats
-    uses = ", ".join(f"{count} {use}" for use, count in stats.states().items() if count and not use.startswith("host"))
-    text = f"{worker.id}: {stats.total_states} slots for states: {uses}"
+    text = f"{worker.id}: {stats.total_states} slots for states: {_uses(stats.states())}"
     if stats.most_rows(stats.max_running) > 1:
         return Finding("states", "ok", text)
     return Finding("states", "warning", text, "one sequence runs at a time: raise --kv-memory, or unpin prefixes")

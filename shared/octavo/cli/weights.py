@@ -46,7 +46,7 @@ def summary(inspection: dict[str, Any]) -> tuple[str, str, str]:
     advice = inspection["advice"]
     if products is None:
         return "warning" if advice else "ok", f"the model runs on its transformers code, {where}", advice
-    found = f"{_amount(inspection['nbytes'])} a token, {where}"
+    found = f"{_amount(inspection['nbytes'])} a token, {where}; {_kept(inspection)}"
     if inspection["read_rate"] is None:
         found += "; caches may hold them"
     else:
@@ -57,6 +57,14 @@ def summary(inspection: dict[str, Any]) -> tuple[str, str, str]:
         return "warning" if advice else "ok", found, advice
     found += f"; no kernel here reads the codes of {'; '.join(dict.fromkeys(slow))}: each step makes dense copies"
     return "warning", found, "; ".join(["it runs, slower than the same model in 16 bits", *filter(None, [advice])])
+
+
+def _kept(inspection: dict[str, Any]) -> str:
+    """What keys and values take."""
+    found = f"keys and values take {_amount(inspection['kept_bytes'])} a token"
+    if inspection["window"]:
+        found += f", and {_amount(inspection['window_bytes'])} of each of the last {inspection['window']:,}"
+    return found
 
 
 def products_table(products: Sequence[dict[str, Any]]) -> Table:

@@ -20,9 +20,16 @@ LIVE = 4
 
 
 def engine(
-    device: type[FakeRunner] = FakeRunner, *, blocks: int = 200, windows: int = 60, hosts: int = 0, **options: Any
+    device: type[FakeRunner] = FakeRunner,
+    *,
+    blocks: int = 200,
+    windows: int = 60,
+    hosts: int = 0,
+    slots: int = 0,
+    **options: Any,
 ) -> Driver:
     memory = {"window_blocks": windows, "layer_window": WINDOW, "host_window_blocks": hosts, "num_host_blocks": hosts}
+    memory |= {"state_slots": slots}
     return Driver.create(blocks, SIZE, device=device, runner=memory, **options)
 
 
@@ -112,6 +119,17 @@ def test_a_hit_ends_where_a_window_before_it_is_there(lost: int) -> None:
     assert driver.scheduler.stats().windowless_tokens == (10 - expected) * SIZE
 
 
+@pytest.mark.parametrize("length", [5, SIZE + 4, 6 * SIZE + 1])
+def test_a_turn_begins_amid_a_block_that_both_groups_keep_with_the_state(length: int) -> None:
+    driver = engine(slots=20)
+    first = make_request("first", prompt(length), max_tokens=5)
+    answered(driver, first)
+    text = [*first.prompt, *driver.tokens["first", 0]]
+    assert answered(driver, make_request("second", [*text, 901, 902], max_tokens=5)) == [length + 4]
+    evict(windows_of(driver), windows_of(driver).pool.available)
+    assert answered(driver, make_request("third", [*text, 903], max_tokens=5)) == [0]
+
+
 def test_what_the_first_group_lost_is_no_hit() -> None:
     driver = engine(blocks=20)
     text = prompt(10 * SIZE + 1)
@@ -152,6 +170,7 @@ def test_a_swap_moves_both_groups_and_brings_both_back(device: type[FakeRunner])
     assert_complete(driver, *asked)
     assert driver.scheduler.stats().swapped_out > 0
     assert 0 < most <= LIVE * driver.scheduler.stats().swapped_out
+    assert windows_of(driver).pool.quarantined == 0
     driver.runner.close()
 
 

@@ -18,6 +18,7 @@ from octavo_kernels.products.naming import way_of
 from octavo_kernels.products.weights import PER_BYTE, Activations, Codes, Scheme
 from octavo_worker.assembly.choices import Choices, choose
 from octavo_worker.assembly.read_rate import read_rate
+from octavo_worker.contract.cache import KvLayout, group_window, in_group
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.checkpoint.build import build_layers
 from octavo_worker.model.checkpoint.formats import Format, Matrix, OnlineFormat, QuantisedFormat, Reader
@@ -26,13 +27,14 @@ from octavo_worker.model.checkpoint.formats.stored import UNUSED, Method, Part, 
 from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut
 from octavo_worker.model.config_file import FileConfig
-from octavo_worker.model.decoder import DecoderLayers
+from octavo_worker.model.decoder import DecoderLayers, reads_windows
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.linear import Dense, Linear, Products
 from octavo_worker.model.layers.mixture import EXPERTS_DOWN, EXPERTS_GATE_UP, ROUTER, SHARED_GATE_UP, ExpertMlp
 from octavo_worker.model.layers.mlp import GATE_UP
 from octavo_worker.model.layers.norm import Input
 from octavo_worker.model.layers.quantised import form_of
+from octavo_worker.model.transfer import dtype_name
 
 CACHED = 256 << 20
 """Bytes that the caches of a CPU may hold: what is smaller may be read faster than memory gives it."""
@@ -62,7 +64,8 @@ class Inspection:
     """`quantization` is what a worker would call it. `products` None: the model runs on its transformers code, whose
     products are not known. `nbytes` are those of all weights that a step of one token reads; `read_rate` (bytes a
     second) and `most_tokens_per_s` of a single sequence are None where memory is not what bounds it, or is not known.
-    `advice` is on what the config seems to lack."""
+    `advice` is on what the config seems to lack. `kept_bytes` are those of keys and values of a token, without the
+    `window_bytes` of layers that keep the last `window` tokens in a group of blocks of their own (0: there is none)."""
 
     device: str
     dtype: str
@@ -72,6 +75,9 @@ class Inspection:
     read_rate: float | None = None
     most_tokens_per_s: float | None = None
     advice: str = ""
+    kept_bytes: int = 0
+    window_bytes: int = 0
+    window: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -92,10 +98,23 @@ def inspect(options: ModelOptions) -> Inspection:
     products = _products(layers, chosen.dtype, device)
     quantization = " + ".join(sorted(frozenset[str]().union(*(linear.forms for linear in layers.linears))))
     nbytes = sum(product.nbytes for product in products)
+    kept = _kept(layers, chosen.dtype, ops.KV_DTYPES.get(options.kv_dtype, chosen.dtype), device)
     if device.type == "cpu" and nbytes < CACHED:
-        return Inspection(shown, name, quantization, products, nbytes, advice=chosen.advice)
+        return Inspection(shown, name, quantization, products, nbytes, None, None, chosen.advice, *kept)
     rate = read_rate(device)
-    return Inspection(shown, name, quantization, products, nbytes, rate, rate / nbytes, chosen.advice)
+    return Inspection(shown, name, quantization, products, nbytes, rate, rate / nbytes, chosen.advice, *kept)
+
+
+def _kept(
+    layers: DecoderLayers, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+) -> tuple[int, int, int]:
+    """Bytes of a token in each group of blocks, in a cache of the type `kv_dtype`, and the window of the second."""
+    specs, name = [block.attention.kept(dtype) for block in layers.blocks], dtype_name(kv_dtype)
+    window = group_window(specs) if reads_windows(device) else 0
+    if not window:
+        return KvLayout.of(specs, 1, name).block_bytes, 0, 0
+    full, windowed = (KvLayout.of(in_group(specs, windowed=each), 1, name).block_bytes for each in (False, True))
+    return full, windowed, window
 
 
 def check_route(options: ModelOptions, chosen: Choices) -> None:
