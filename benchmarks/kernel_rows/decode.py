@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -48,6 +50,13 @@ class FlashInfer:
         return measure([lambda pool=pool: wrapper.run(q, pool, out=out) for pool in pools])
 
 
+def attention(
+    lengths: list[int], heads: int, kv_heads: int, head_dim: int = 128, block: int = 16, layers: int = 1
+) -> Callable[[int], None]:
+    """One query a sequence over a cache of so many layers: what a call with a layer's number computes."""
+    return _over(Cache.make(lengths, layers, kv_heads, head_dim, block), lengths, heads, kv_heads, head_dim, block)
+
+
 def decode(
     name: str,
     lengths: list[int],
@@ -64,6 +73,22 @@ def decode(
     layers = rotations(kv, 3)
     held = max(layers, min(MODEL_LAYERS, int(POOL_BYTES / kv)))
     cache = Cache.make(lengths, held, kv_heads, head_dim, block, dtype=dtype, filled=layers)
+    call = _over(cache, lengths, heads, kv_heads, head_dim, block)
+    seconds = measure([lambda i=i: call(i) for i in range(layers)])
+    floor = (kv + 2 * batch * heads * head_dim * 2) / READ
+    shape = f"{heads}/{kv_heads}/{head_dim} b{block} {name}"
+    if dtype.itemsize == 1:
+        plain = decode(name, lengths, heads, kv_heads, head_dim, block).microseconds
+        return row(f"decode {str(dtype)[6:]}", shape, seconds, floor, ("octavo bfloat16", plain / 1e6))
+    q = torch.randn(batch, heads, head_dim, dtype=torch.bfloat16, device="cuda")
+    beside = peer and (peer.name, peer.decode(cache, layers, q, kv_heads, block))
+    return row("decode", shape, seconds, floor, beside)
+
+
+def _over(
+    cache: Cache, lengths: list[int], heads: int, kv_heads: int, head_dim: int, block: int
+) -> Callable[[int], None]:
+    batch = len(lengths)
     q = torch.randn(batch, heads, head_dim, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
@@ -79,14 +104,7 @@ def decode(
             history_ready=True,
         )  # fmt: skip
 
-    seconds = measure([lambda i=i: call(i) for i in range(layers)])
-    floor = (kv + 2 * batch * heads * head_dim * 2) / READ
-    shape = f"{heads}/{kv_heads}/{head_dim} b{block} {name}"
-    if dtype.itemsize == 1:
-        plain = decode(name, lengths, heads, kv_heads, head_dim, block).microseconds
-        return row(f"decode {str(dtype)[6:]}", shape, seconds, floor, ("octavo bfloat16", plain / 1e6))
-    beside = peer and (peer.name, peer.decode(cache, layers, q, kv_heads, block))
-    return row("decode", shape, seconds, floor, beside)
+    return call
 
 
 def decode_table(heads: int, kv_heads: int, peer: FlashInfer | None) -> list[Row]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.products import coded_choice
-from octavo_kernels.products.product import Product
+from octavo_kernels.products.product import COUNTERS, Product
 from octavo_kernels.products.weights import DTYPES, PER_BYTE, Codes, PackedWeight, QuantisedWeight, Scheme
 from octavo_worker.bench.report import report, write
 
@@ -67,9 +67,12 @@ class Call:
         self.out = bf16(rows, columns // 2 if gated else columns)
         self.scratch = bf16(rows, columns) if gated else None
         self.residual = None if self.norm else bf16(rows, columns)
+        self.counter = torch.zeros(COUNTERS, dtype=torch.int32, device="cuda")
 
     def run(self, weight: PackedWeight | Tensor) -> None:
-        p = Product(self.x, weight, out=self.out, residual=self.residual, norm=self.norm, normed=self.normed)
+        p = Product(
+            self.x, weight, out=self.out, residual=self.residual, norm=self.norm, normed=self.normed, counter=self.counter
+        )
         if self.gated:
             ops.gated_linear(p, "silu", self.scratch)
         else:

@@ -13,6 +13,8 @@ from torch import Tensor
 from octavo_kernels.operands import DTYPES, RmsNorm
 from octavo_kernels.products.activation import code_of
 from octavo_kernels.products.coded import CodedWeight
+from octavo_kernels.products.product import COUNTERS
+from octavo_kernels.products.shared_depth import floats
 
 SOURCES = Path(__file__).parents[2] / "kernels" / "csrc"
 EMULATOR = Path(__file__).parent / "emulator"
@@ -26,7 +28,7 @@ class Operands(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in NUMBERS), *((name, ctypes.c_void_p) for name in ADDRESSES),
         *((name, ctypes.c_int64) for name in ("x_stride", "residual_stride", "out_stride")),
-        ("eps", ctypes.c_float), ("offset", ctypes.c_float),
+        ("eps", ctypes.c_float), ("offset", ctypes.c_float), ("parts", ctypes.c_void_p), ("arrivals", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -67,7 +69,8 @@ class Emulated:
     """`seed` decides in which order threads and copies take their turns."""
 
     def __init__(self, folder: Path) -> None:
-        self._library = build(folder)
+        self._library, self._parts = build(folder), torch.empty(0)
+        self._arrivals = torch.zeros(COUNTERS, dtype=torch.int32)
 
     def set_up(self, multiprocessors: int, seed: int) -> None:
         self._library.set_up(multiprocessors, seed)
@@ -79,9 +82,12 @@ class Emulated:
         return self._product("tiles", (tokens, cluster), x, weight, **options)
 
     def wide(
-        self, x: Tensor, weight: CodedWeight, consumers: int, tokens: int, cluster: int, **options: object
+        self, x: Tensor, weight: CodedWeight, consumers: int, tokens: int, shares: int, **options: object
     ) -> Tensor:
-        return self._product("wide", (consumers, tokens, cluster), x, weight, **options)
+        self._parts = aligned(torch.full((floats(shares, consumers, tokens),), float("nan")))
+        got = self._product("wide", (consumers, tokens, shares), x, weight, **options)
+        assert not self._arrivals.any()
+        return got
 
     def dequantise(self, weight: CodedWeight, dtype: torch.dtype) -> Tensor:
         out = aligned(torch.full((weight.columns, weight.depth), float("nan"), dtype=dtype))
@@ -114,6 +120,7 @@ class Emulated:
         self, name: str, how: tuple[int, ...], weight: CodedWeight, tensors: dict[str, Tensor | None], **numbers: float
     ) -> None:
         kept = {"codes": aligned(weight.codes), "scales": aligned(weight.scales), **tensors}
+        kept |= {"parts": self._parts, "arrivals": self._arrivals}
         kept["zeros"] = None if weight.zeros is None else aligned(weight.zeros)
         addresses = {key: None if t is None else t.data_ptr() for key, t in kept.items()}
         scheme = weight.scheme

@@ -25,8 +25,8 @@ from octavo_kernels.cache import pools
 from octavo_kernels.exchange.ranks import best_part, draw_part
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.products import choice, coded_choice, coded_cuda, dense_cuda, w8a8
-from octavo_kernels.products.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
-from octavo_kernels.products.product import Product
+from octavo_kernels.products.coded_choice import WIDE_TILES, CodedKernel, CodedLaunch
+from octavo_kernels.products.product import COUNTERS, Product
 from octavo_kernels.products.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
 from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 
@@ -258,6 +258,21 @@ def linear() -> None:
             ops.linear(Product(x, weight, bias, residual=data(rows, columns), uniform=True))
 
 
+def swapped() -> None:
+    """Products whose tiles have all rows: whole tiles, and a depth that pairs of blocks share."""
+    counter = torch.zeros(COUNTERS, dtype=I32, device="cuda")
+    for rows, tile in ((96, choice.Tile(2, 96)), (200, choice.Tile(2, 208)), (140, choice.Tile(3, 160))):
+        for shares in (0, 5) if cuda.runs_hopper_code(torch.device("cuda")) else ():
+            x, weight, bias = data(rows, 392), data(1040, 392), data(1040)
+            for p, columns, activation in (
+                (Product(x, weight, bias, residual=data(rows, 1040), counter=counter), 1040, None),
+                (Product(x, weight, counter=counter), 520, 0),
+            ):
+                operands = dense_cuda.operands_of(p, empty(rows, columns))
+                how = choice.Launch(choice.Kernel.SWAPPED, tile, shares=shares)
+                assert dense_cuda.launched(p, operands, how, activation)
+
+
 def wide() -> None:
     """Products of dozens of rows: of one and two consumers, pairs with the same rows or the same weights, several tiles
     for a block; with a gate and without one."""
@@ -311,15 +326,16 @@ def coded() -> None:
 
 def coded_wide() -> None:
     """The same in wide tiles, each with another form: several for a block, or with a depth that pairs share."""
-    launches = [CodedLaunch(CodedKernel.WIDE, t, c, n) for (n, t), c in product(WIDE_TILES, WIDE_CLUSTERS)]
+    launches = [CodedLaunch(CodedKernel.WIDE, t, 1, n, shares) for (n, t), shares in product(WIDE_TILES, (0, 2, 5))]
+    counter = torch.zeros(COUNTERS, dtype=I32, device="cuda")
     chosen = coded_choice.choose_coded
     for (kind, group), launch in zip(cycle(FORMS), launches if cuda.runs_hopper_code(torch.device("cuda")) else ()):
         coded_choice.choose_coded = lambda *_, launch=launch: launch
         weight = coded_cuda.pack(random_weight(kind, group, 416, 456, kind is Codes.INT4, device="cuda"))
         for rows in (33, launch.tokens + 20):
             x, residual = data(rows, 456), data(rows, 416)
-            assert coded_cuda.launch(Product(x, weight, data(416), residual=residual), residual)
-            assert coded_cuda.launch(Product(x, weight), empty(rows, 208), 0)
+            assert coded_cuda.launch(Product(x, weight, data(416), residual=residual, counter=counter), residual)
+            assert coded_cuda.launch(Product(x, weight, counter=counter), empty(rows, 208), 0)
     coded_choice.choose_coded = chosen
 
 
@@ -364,6 +380,7 @@ PIECES: dict[str, Callable[[], None]] = {
         cache,
         between,
         linear,
+        swapped,
         wide,
         coded,
         coded_wide,

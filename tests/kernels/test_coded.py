@@ -11,7 +11,6 @@ from octavo_kernels.chips import Chip
 from octavo_kernels.products.choice import Ending
 from octavo_kernels.products.coded import Bricks, CodedWeight, bricks_of, lay_out
 from octavo_kernels.products.coded_choice import (
-    WIDE_CLUSTERS,
     WIDE_TILES,
     CodedKernel,
     CodedLaunch,
@@ -150,7 +149,7 @@ G128 = Bricks(128, 1)
         (33, 6144, 4096, HOPPER, {"uniform": True}, CodedLaunch(CodedKernel.TILES, 64, 2)),
         (256, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 256, 1, 2)),
         (64, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 64, 3)),
-        (65, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 128, 4, 3)),
+        (65, 4096, 14336, HOPPER, {}, CodedLaunch(CodedKernel.WIDE, 128, 1, 2, 64)),
         (300, 28672, 4096, HOPPER, {"in_eights": False}, CodedLaunch(CodedKernel.TILES, 128, 1)),
         (300, 28676, 4096, HOPPER, {}, CodedLaunch(CodedKernel.TILES, 128, 1)),
         (4097, 28672, 4096, HOPPER, {}, CodedLaunch(CodedKernel.MATRIX)),
@@ -196,8 +195,11 @@ def test_wide_tiles_are_such_as_the_kernel_has(columns, depth, bricks, ending):
         assert launch is not None
         assert launch.kernel is CodedKernel.WIDE
         assert (launch.consumers, launch.tokens) in WIDE_TILES
-        assert launch.cluster in WIDE_CLUSTERS
-        assert launch.cluster * 64 <= max(depth, 64)
+        assert launch.shares <= HOPPER.multiprocessors // 2
+        assert launch.shares <= -(-depth // 64) * -(-rows // launch.tokens) * -(-columns // 64)
+        alone = choose_coded(rows, columns, depth, bricks, ending, HOPPER, shares=False)
+        assert alone is not None
+        assert not alone.shares
 
 
 def test_a_gate_has_the_tiles_of_the_product_in_front_of_it():
@@ -218,5 +220,5 @@ def test_a_decoders_products_find_work_for_half_of_the_chip(columns, depth):
     for rows in (128, 256, 512):
         launch = choose_coded(rows, columns, depth, G128, Ending.PLAIN, HOPPER)
         assert launch is not None
-        pairs = -(-rows // launch.tokens) * -(-columns // (128 * launch.consumers)) * launch.cluster
+        pairs = launch.shares or -(-rows // launch.tokens) * -(-columns // (128 * launch.consumers))
         assert pairs >= 32

@@ -67,7 +67,7 @@ def test_every_form_of_codes(emulated, kind, group):
             many = rows_of(13, 40, 272, dtype)
             got = emulated.tiles(many[0], weight, 16, 3, bias=bias, residual=many[2])
             assert_product(got, many[0], exact, bias, many[2])
-            assert_product(emulated.wide(x, weight, 2, 64, 2, **options), x, exact.to(dtype), bias, residual)
+            assert_product(emulated.wide(x, weight, 2, 64, 1, **options), x, exact.to(dtype), bias, residual)
 
 
 @pytest.mark.parametrize(
@@ -137,44 +137,46 @@ def test_tiles_of_gates(emulated, kind, width, depth, tokens, cluster, rows):
 
 
 @pytest.mark.parametrize(
-    ("kind", "group", "columns", "depth", "consumers", "tokens", "cluster", "rows"),
+    ("kind", "group", "columns", "depth", "consumers", "tokens", "shares", "rows"),
     [
-        (Codes.INT4, 128, 136, 1032, 2, 256, 1, 40),  # the ring goes round
-        (Codes.INT4, 128, 392, 200, 2, 64, 1, 150),  # several tiles for a pair, whose last one has none of the columns
-        (Codes.INT4, 256, 200, 456, 3, 128, 1, 130),  # two tiles of rows, less than an instruction has
-        (Codes.INT4, 32, 40, 520, 2, 192, 4, 161),  # parts of the depth that differ
+        (Codes.INT4, 128, 136, 1032, 2, 256, 0, 40),  # the ring goes round
+        (Codes.INT4, 128, 392, 200, 2, 64, 0, 150),  # several tiles for a pair, whose last one has none of the columns
+        (Codes.INT4, 256, 200, 456, 2, 128, 0, 130),  # two tiles of rows, less than an instruction has
+        (Codes.INT4, 32, 40, 520, 2, 208, 4, 201),  # parts of the depth that differ
         (Codes.INT8, 64, 8, 128, 2, 128, 2, 3),  # a stage for each part
-        (Codes.FP4, 16, 264, 328, 3, 128, 4, 60),
+        (Codes.FP4, 16, 264, 328, 2, 128, 4, 60),
+        (Codes.INT4, 128, 392, 264, 2, 64, 3, 130),  # six tiles of which three pairs have two each
+        (Codes.FP8, 128, 520, 200, 2, 64, 4, 70),  # the end of one tile and the beginning of the next
     ],
 )
-def test_wide_tiles(emulated, kind, group, columns, depth, consumers, tokens, cluster, rows):
+def test_wide_tiles(emulated, kind, group, columns, depth, consumers, tokens, shares, rows):
     """The products of the matrix that is rounded once; into the residual; with what is not a number beside x."""
     weight, exact = make(kind, group, columns, depth, kind in INTEGERS)
-    emulated.set_up(4, tokens + rows)
+    emulated.set_up(8, tokens + rows)
     _, bias, residual = rows_of(rows, columns, depth)
     x = torch.full((rows + 3, depth + 64), float("nan"), dtype=torch.bfloat16)[:rows, :depth]
     x.copy_(torch.randn(rows, depth))
-    got = emulated.wide(x, weight, consumers, tokens, cluster, bias=bias, residual=residual, in_place=True)
+    got = emulated.wide(x, weight, consumers, tokens, shares, bias=bias, residual=residual, in_place=True)
     assert_product(got, x, exact.bfloat16(), bias, residual)
 
 
 @pytest.mark.parametrize(
-    ("kind", "width", "depth", "consumers", "tokens", "cluster", "rows"),
+    ("kind", "width", "depth", "consumers", "tokens", "shares", "rows"),
     [
-        (Codes.INT4, 208, 264, 2, 64, 1, 70),
+        (Codes.INT4, 208, 264, 2, 64, 0, 70),
         (Codes.INT4, 16, 328, 2, 64, 4, 64),  # fewer parts of the results than of the depth
-        (Codes.INT8, 112, 200, 3, 128, 2, 100),
-        (Codes.FP8, 80, 136, 2, 192, 1, 192),
+        (Codes.INT8, 112, 200, 2, 128, 2, 100),
+        (Codes.FP8, 80, 136, 2, 192, 0, 192),
     ],
 )
-def test_wide_tiles_of_gates(emulated, kind, width, depth, consumers, tokens, cluster, rows):
+def test_wide_tiles_of_gates(emulated, kind, width, depth, consumers, tokens, shares, rows):
     weight, exact = make(kind, 128, 2 * width, depth, kind in INTEGERS)
-    emulated.set_up(2, rows)
+    emulated.set_up(8, rows)
     x, bias, _ = rows_of(rows, 2 * width, depth)
     for gate, b in zip(GATES, (None, bias, bias), strict=True):
-        got = emulated.wide(x, weight, consumers, tokens, cluster, bias=b, gate=gate)
+        got = emulated.wide(x, weight, consumers, tokens, shares, bias=b, gate=gate)
         assert_gate(got, x, exact.bfloat16(), gate, b)
-        product = emulated.wide(x, weight, consumers, tokens, cluster, bias=b).double()
+        product = emulated.wide(x, weight, consumers, tokens, shares, bias=b).double()
         torch.testing.assert_close(got.double(), reference.act_and_mul(product, gate), atol=1e-6, rtol=2**-7)
 
 
@@ -189,8 +191,8 @@ def test_what_a_kernel_cannot_compute_it_refuses(emulated):
         emulated.tiles(x, weight, 8, 9)
     with pytest.raises(ValueError, match="tiles"):
         emulated.tiles(x, weight, 24, 1)
-    for consumers, tokens, cluster in ((1, 64, 1), (2, 48, 1), (2, 64, 3), (2, 64, 4)):  # the last one: too short
+    for consumers, tokens, shares in ((1, 64, 0), (2, 48, 0), (2, 64, 9), (2, 64, 3)):  # the last one: too short
         with pytest.raises(ValueError, match="wide"):
-            emulated.wide(x, weight, consumers, tokens, cluster)
+            emulated.wide(x, weight, consumers, tokens, shares)
     with pytest.raises(ValueError, match="wide"):
-        emulated.wide(x, make(Codes.INT4, 128, 44, 128)[0], 2, 64, 1)  # no whole eights
+        emulated.wide(x, make(Codes.INT4, 128, 44, 128)[0], 2, 64, 0)  # no whole eights

@@ -6,13 +6,14 @@
 
 namespace octavo {
 
+inline auto fields(Meetings& x) { return std::tie(x.parts, x.arrivals); }
 inline auto fields(LinearTile& x) { return std::tie(x.consumers, x.columns, x.tall); }
-inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster); }
+inline auto fields(LinearLaunch& x) { return std::tie(x.kernel, x.tile, x.cluster, x.shares); }
 
 inline auto fields(CodedRows& x) { return std::tie(x.codes, x.stride, x.scales, x.scales_stride); }
 inline auto fields(W8A8Launch& x) { return std::tie(x.kernel, x.consumers, x.tokens, x.height); }
 inline auto fields(CodedTile& x) { return std::tie(x.tokens, x.cluster); }
-inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.cluster); }
+inline auto fields(CodedWideTile& x) { return std::tie(x.consumers, x.tokens, x.shares); }
 
 // The end of a gated product.
 struct Gate {
@@ -46,7 +47,7 @@ CodedArgs coded_args(int dtype, const Rows& x, const CodedMatrix& weight, Addres
 
 void define_linear(py::module_& m) {
   m.def("linear", [](int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out,
-                     int rows, int columns, int depth, const Gate& gate, const Norm& norm, Address counter,
+                     int rows, int columns, int depth, const Gate& gate, const Norm& norm, Address counter, const Meetings& meetings,
                      const LinearLaunch& launch, Address stream) {
     LinearArgs a{};
     a.dtype = Dtype(dtype);
@@ -57,6 +58,7 @@ void define_linear(py::module_& m) {
     a.gated = gate.gated, a.activation = gate.kind;
     a.norm = norm.weight, a.eps = norm.eps, a.offset = norm.offset;
     a.counter = at<unsigned>(counter);
+    a.meetings = meetings;
     return launched("linear", linear(a, launch, stream_at(stream)));
   });
 }
@@ -101,10 +103,11 @@ void define_codes(py::module_& m) {
                                                stream_at(stream)));
   });
   m.def("coded_wide", [](int dtype, const Rows& x, const CodedMatrix& weight, Address bias, const Rows& residual,
-                         const Rows& out, int rows, const Gate& gate, const Norm& norm, const CodedWideTile& tile,
-                         Address stream) {
-    return launched("coded_wide", coded_wide(coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm), tile,
-                                             stream_at(stream)));
+                         const Rows& out, int rows, const Gate& gate, const Norm& norm, const Meetings& meetings,
+                         const CodedWideTile& tile, Address stream) {
+    CodedArgs a = coded_args(dtype, x, weight, bias, residual, out, rows, gate, norm);
+    a.meetings = meetings;
+    return launched("coded_wide", coded_wide(a, tile, stream_at(stream)));
   });
   m.def("dequantise", [](int dtype, const CodedMatrix& weight, const Rows& out, Address stream) {
     aligned("codes", weight.codes), aligned("scales", weight.scales), aligned("zeros", weight.zeros);

@@ -55,11 +55,13 @@ class Kernel(IntEnum):
     RING = 2
     WIDE = 3
     UNIFORM = 4
+    SWAPPED = 5
 
 
 class Tile(NamedTuple):
     """Tile of a kernel's results: 64 rows of x for each consumer, so many columns. The two blocks of a cluster share
-    their rows of x or, `tall`, those of the weight."""
+    their rows of x or, `tall`, those of the weight. Of `SWAPPED` the other way round: 64 rows of the weight for each
+    consumer, so many rows of x."""
 
     consumers: int = 0
     columns: int = 0
@@ -67,12 +69,14 @@ class Tile(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A kernel and what it has to be told: `WIDE` and `UNIFORM` their tile, `RING` how many blocks of a `cluster` share
-    the depth."""
+    """A kernel and what it has to be told: `WIDE`, `UNIFORM` and `SWAPPED` their tile, `RING` how many blocks of a
+    `cluster` share the depth, `SWAPPED` how many pairs of blocks share the depth of all tiles evenly, or 0: they have
+    whole tiles."""
 
     kernel: Kernel
     tile: Tile = Tile()
     cluster: int = 1
+    shares: int = 0
 
 
 class W8A8Kernel(IntEnum):
@@ -120,7 +124,11 @@ GATE_TILES = {
 PLAIN_TILES = (Tile(1, 224), Tile(1, 160), Tile(1, 128), Tile(1, 96), Tile(1, 64), Tile(1, 48))
 UNIFORM_TILES = (Tile(2, 256), Tile(2, 128))
 
-W8A8_TILES = ((1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (2, 128), (2, 256))  # consumers, tokens
+# Numbers of rows for which tiles of all rows are faster than cuBLAS, and the rows of tiles of two consumers.
+SWAPPED_ROWS = (0, 0)
+SWAPPED_TOKENS = (96, 128, 160, 192, 208, 224, 240, 256)
+
+W8A8_TILES = ((1, 8), (1, 16), (1, 32), (1, 64), (1, 128), (2, 128), (2, 208), (2, 256))  # consumers, tokens
 # Rows for which one tile is fastest, or next to it: 16 tokens of 48 rows of the weight at most, of which two find room
 # on a multiprocessor, and 64.
 W8A8_FEW_ROWS, W8A8_FEW_HEIGHT, W8A8_SOME_ROWS = 16, 48, 64
@@ -190,7 +198,7 @@ def _w8a8(
     if not chip.hopper:
         return W8A8Launch(W8A8Kernel.PLAIN)
     few, some = rows <= W8A8_FEW_ROWS, rows <= W8A8_SOME_ROWS
-    wanted = (W8A8_FEW_ROWS,) if few else (W8A8_SOME_ROWS,) if some else (128, 256) if rows > 128 else (128,)
+    wanted = (W8A8_FEW_ROWS,) if few else (W8A8_SOME_ROWS,) if some else (128, 208, 256) if rows > 128 else (128,)
     tiles = [
         W8A8Launch(W8A8Kernel.WIDE, consumers, tokens, height)
         for consumers, tokens in W8A8_TILES
@@ -239,6 +247,8 @@ def _own(
         return Launch(Kernel.RING, cluster=2 if shares else 1)
     if not chip.hopper or ending is Ending.BIASED_GATE:
         return None
+    if SWAPPED_ROWS[0] <= rows <= SWAPPED_ROWS[1]:
+        return _swapped(rows, columns, depth, chip)
     return _gate(rows, columns, depth, chip) if gated else _plain(rows, columns, depth, chip)
 
 
@@ -300,6 +310,15 @@ def _plain(rows: int, columns: int, depth: int, chip: Chip) -> Launch | None:
         return None
     best = _soonest(PLAIN_TILES, rows, columns, depth, chip)
     return Launch(Kernel.WIDE, best.tile) if SOME_ROWS * columns >= PLAIN_FULL * best.room else None
+
+
+def _swapped(rows: int, columns: int, depth: int, chip: Chip) -> Launch:
+    """Pairs of blocks share tiles where there are fewer of those than pairs: as many for each tile."""
+    tokens = next(tokens for tokens in SWAPPED_TOKENS if tokens >= rows)
+    tile, pairs = Tile(2, tokens), chip.multiprocessors // 2
+    tiles, stages = over(columns, 128 * tile.consumers), over(depth, 64)
+    each = min(pairs // tiles, stages)
+    return Launch(Kernel.SWAPPED, tile, shares=tiles * each if each > 1 else 0)
 
 
 def _consumers(rows: int) -> int:

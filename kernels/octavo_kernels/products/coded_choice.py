@@ -24,13 +24,14 @@ class CodedKernel(IntEnum):
 
 class CodedLaunch(NamedTuple):
     """`TILES` are of so many `tokens`, rows of x, and a `cluster` of blocks shares the depth. `WIDE` has tiles of at
-    most so many, with 64 rows of the weight for each of its `consumers`, and a `cluster` of pairs of blocks shares the
-    depth."""
+    most so many, with 64 rows of the weight for each of its `consumers`, and `shares` pairs of blocks share the depth
+    of all tiles evenly, or 0: they have whole tiles."""
 
     kernel: CodedKernel
     tokens: int = 0
     cluster: int = 1
     consumers: int = 0
+    shares: int = 0
 
 
 CODED_FEW_ROWS = 8
@@ -45,12 +46,10 @@ CODED_ROOM = 0.9
 # Clocks of a block: of a brick; of its beginning and end, and there for each block of the cluster.
 CODED_BRICK, CODED_END, CODED_SHARE = 1220, 5000, 1300
 
-WIDE_TILES = ((2, 64), (2, 128), (3, 128), (2, 192), (2, 256))  # consumers, tokens
-WIDE_CLUSTERS = (1, 2, 4)
+WIDE_TILES = ((2, 64), (2, 128), (2, 192), (2, 208), (2, 256))  # consumers, tokens
+SHARED_TILES = 500  # pairs of them, of which a product has counters
 # Bytes a clock that a multiprocessor gets of what is read once, and out of the L2, from data sheets.
 MEMORY_RATE, L2_RATE = 19, 26
-# Of the clusters that there are multiprocessors for, as many start at once: in a GPC some are left over.
-WIDE_ROOM = 0.94
 # Clocks: of a consumer's stage, and for each row of x in it; of a tile's beginning and end; of the end where pairs add
 # up each other's sums, and for each of its sums of a thread.
 WIDE_STAGE, WIDE_TOKEN, WIDE_END, SHARED_END, SHARED_ROW = 230, 1.4, 2000, 8000, 9
@@ -66,9 +65,11 @@ def choose_coded(
     normed: bool = False,
     uniform: bool = False,
     in_eights: bool = True,
+    shares: bool = True,
 ) -> CodedLaunch | None:
     """The launch for `x[rows, depth]`, in 16 bits and aligned, with a weight of codes; see `choice.choose`.
-    `in_eights`: results, and what is added to them, are aligned, too.
+    `in_eights`: results, and what is added to them, are aligned, too. `shares`: there are counters for tiles that
+    blocks share.
 
     Rows of `TILES` never depend on how many there are, so a `uniform` product is one of those, or None.
     """
@@ -81,7 +82,7 @@ def choose_coded(
         return None
     wide = chip.hopper and not uniform and in_eights and columns % 8 == 0
     if wide and CODED_NARROW_ROWS < rows <= CODED_WIDE_ROWS:
-        return _wide(rows, columns, depth, bricks, gated, chip)
+        return _wide(rows, columns, depth, bricks, gated, chip, shares)
     if chip.hopper and (uniform or rows <= CODED_TILE_ROWS):
         tokens = next((n for n in CODED_TOKENS if rows <= n), CODED_TOKENS[-1])
         blocks = 2 if tokens <= CODED_PAIRED_TOKENS and not uniform else 1
@@ -121,35 +122,38 @@ def _coded_cluster(columns: int, depth: int, bricks: Bricks, gated: bool, chip: 
 
 
 @lru_cache(maxsize=RECENT)
-def _wide(rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip) -> CodedLaunch:
+def _wide(rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip, may_share: bool) -> CodedLaunch:
     """The tile that is done first; of equals the first one."""
-    launches = [
-        CodedLaunch(CodedKernel.WIDE, tokens, cluster, consumers)
-        for consumers, tokens in WIDE_TILES
-        for cluster in WIDE_CLUSTERS
-        if cluster <= over(depth, 64)
-    ]
-    return min(launches, key=lambda launch: _wide_clocks(launch, rows, columns, depth, bricks, gated, chip))
+    strips, stages = over(columns, STRIP_ROWS) // (2 if gated else 1), over(depth, 64)
+    pairs, launches = chip.multiprocessors // 2, []
+    for consumers, tokens in WIDE_TILES:
+        tiles = over(rows, tokens) * over(strips, 8 * consumers // (2 if gated else 1))
+        shares = {0}
+        if may_share and tiles <= SHARED_TILES:
+            shares |= {min(pairs, tiles * stages), tiles * min(pairs // tiles, stages)}
+        launches += [
+            (_wide_clocks(tokens, consumers, n, tiles, rows, stages, bricks, chip), i, n, tokens, consumers)
+            for i, n in enumerate(sorted(shares))
+        ]
+    _, _, n, tokens, consumers = min(launches)
+    return CodedLaunch(CodedKernel.WIDE, tokens, 1, consumers, n)
 
 
 def _wide_clocks(
-    launch: CodedLaunch, rows: int, columns: int, depth: int, bricks: Bricks, gated: bool, chip: Chip
+    most: int, consumers: int, shares: int, tiles: int, rows: int, stages: int, bricks: Bricks, chip: Chip
 ) -> float:
     """About how many a product takes. A stage is 64 of the depth: its weights come from memory, once for all tiles with
     these rows; those and half of the rows of x, which two blocks share, through the L2. Consumers take turns at the
     tensor cores, and what one unpacks meanwhile hides only in part behind the other's products."""
-    along_x = over(rows, launch.tokens)
+    along_x = over(rows, most)
     tokens = over(over(rows, along_x), 16) * 16
-    weights = 64 * launch.consumers * (4096 // bricks.depth + 4 * over(64 * bricks.scales, bricks.depth))
+    weights = 64 * consumers * (4096 // bricks.depth + 4 * over(64 * bricks.scales, bricks.depth))
     stage = max(
-        launch.consumers * (WIDE_STAGE + WIDE_TOKEN * launch.tokens),
+        consumers * (WIDE_STAGE + WIDE_TOKEN * most),
         weights / (MEMORY_RATE * along_x),
         (weights + 64 * tokens) / L2_RATE,
     )
-    halves = 2 if gated else 1
-    strips = over(columns, STRIP_ROWS) // halves
-    pairs = along_x * over(strips, 2 * 4 * launch.consumers // halves)
-    clusters = chip.multiprocessors / (2 * launch.cluster) * (WIDE_ROOM if launch.cluster > 1 else 1)
-    end = SHARED_END + SHARED_ROW * launch.tokens * launch.consumers if launch.cluster > 1 else 0
-    rounds = over(pairs, max(1, int(clusters)))
-    return rounds * (over(over(depth, 64), launch.cluster) * stage + WIDE_END + end)
+    if shares:
+        ends = 2 if shares % tiles else 1  # tiles of a pair that others have a part of
+        return over(tiles * stages, shares) * stage + WIDE_END + ends * (SHARED_END + SHARED_ROW * most * consumers)
+    return over(tiles, chip.multiprocessors // 2) * (stages * stage + WIDE_END)

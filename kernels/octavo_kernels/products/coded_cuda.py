@@ -10,12 +10,12 @@ from torch import Tensor
 
 from octavo_kernels import cuda
 from octavo_kernels.operands import DTYPES, address, norm_at, rows_at
-from octavo_kernels.products import coded_choice, dense_cuda
+from octavo_kernels.products import coded_choice, dense_cuda, shared_depth
 from octavo_kernels.products.activation import Gate, act_and_mul, code_of
 from octavo_kernels.products.choice import TENSOR_CORES, Ending
 from octavo_kernels.products.coded import CodedWeight, bricks_of, lay_out
 from octavo_kernels.products.coded_choice import CodedKernel, CodedLaunch
-from octavo_kernels.products.product import Product, without_norm
+from octavo_kernels.products.product import COUNTERS, Product, without_norm
 from octavo_kernels.products.weights import PackedWeight, QuantisedWeight, Scheme
 
 
@@ -96,8 +96,10 @@ def launch(p: Product[CodedWeight], out: Tensor, activation: int | None = None) 
     if chosen.kernel is CodedKernel.FEW:
         return cuda.launched("coded_few", x.device, *operands)
     if chosen.kernel is CodedKernel.WIDE:
-        tile = (chosen.consumers, chosen.tokens, chosen.cluster)
-        return cuda.launched("coded_wide", x.device, *operands, tile)
+        meetings, tile = shared_depth.NONE, (chosen.consumers, chosen.tokens, chosen.shares)
+        if chosen.shares:
+            meetings, _parts = shared_depth.room(p, chosen.shares, chosen.consumers, chosen.tokens)
+        return cuda.launched("coded_wide", x.device, *operands, meetings, tile)
     return cuda.launched("coded_tiles", x.device, *operands, (chosen.tokens, chosen.cluster))
 
 
@@ -111,7 +113,7 @@ def _choose(p: Product[CodedWeight], out: Tensor, gated: bool) -> CodedLaunch | 
     ending = Ending.PLAIN if not gated else Ending.GATE if p.bias is None else Ending.BIASED_GATE
     return coded_choice.choose_coded(
         len(x), weight.columns, weight.depth, weight.bricks, ending, cuda.chip(x.device), norm is not None, p.uniform,
-        in_eights,
+        in_eights, p.counter is not None and len(p.counter) == COUNTERS,
     )  # fmt: skip
 
 

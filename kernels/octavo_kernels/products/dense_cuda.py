@@ -11,9 +11,11 @@ from torch import Tensor
 
 from octavo_kernels import cuda
 from octavo_kernels.operands import DTYPES, address, norm_at, rows_at
-from octavo_kernels.products import choice
+from octavo_kernels.products import choice, shared_depth
 from octavo_kernels.products.choice import Alignment, Ending, Form, Kernel, Launch
 from octavo_kernels.products.product import Product
+
+Operands = tuple[Any, ...]
 
 FORMS = {torch.float32: Form.DENSE_32, torch.bfloat16: Form.DENSE_16, torch.float16: Form.DENSE_16}
 
@@ -43,14 +45,24 @@ def launch_linear(p: Product[Tensor], out: Tensor, activation: int | None = None
     launch = _choose(p, ending)
     if launch is None or launch.kernel < 0:
         return False
-    operands = _operands(p, out)
+    operands = operands_of(p, out)
     alignment = _alignment(operands, address(None if p.norm is None else p.norm.weight))
     if alignment != Alignment.ALL:
         launch = _choose(p, ending, alignment)
         if launch is None or launch.kernel < 0:
             return False
-    gate = (activation is not None, activation or 0)
-    return cuda.launched("linear", p.x.device, *operands, gate, norm_at(p.norm), address(p.counter), launch)
+    return launched(p, operands, launch, activation)
+
+
+def launched(p: Product[Tensor], operands: Operands, launch: Launch, activation: int | None = None) -> bool:
+    """Whether this launch of our kernel took place: the chip may have no room for it, or the product no counters."""
+    gate, meetings = (activation is not None, activation or 0), shared_depth.NONE
+    if launch.shares:
+        consumers, tokens, _ = launch.tile
+        if not shared_depth.fits(p, shared_depth.tiles(len(p.x), len(p.weight), consumers, tokens)):
+            return False
+        meetings, _parts = shared_depth.room(p, launch.shares, consumers, tokens)
+    return cuda.launched("linear", p.x.device, *operands, gate, norm_at(p.norm), address(p.counter), meetings, launch)
 
 
 def linear_uniform(p: Product[Tensor], out: Tensor) -> None:
@@ -66,7 +78,7 @@ def linear_uniform(p: Product[Tensor], out: Tensor) -> None:
             raise ValueError(f"{name} must have rows at multiples of 16 bytes; its strides are {tensor.stride()}")
     if len(x):
         launch = choice.choose_uniform(len(x), len(weight), cuda.chip(x.device))
-        cuda.run("linear", x.device, *_operands(p, out), (False, 0), norm_at(None), 0, launch)
+        cuda.run("linear", x.device, *operands_of(p, out), (False, 0), norm_at(None), 0, shared_depth.NONE, launch)
 
 
 def _choose(p: Product[Tensor], ending: Ending, alignment: Alignment = Alignment.ALL) -> Launch | None:
@@ -77,7 +89,7 @@ def _choose(p: Product[Tensor], ending: Ending, alignment: Alignment = Alignment
     return choice.choose(rows, p.weight.shape[0], depth, form, ending, cuda.chip(p.x.device), normed, alignment)
 
 
-def _operands(p: Product[Tensor], out: Tensor) -> tuple[Any, ...]:
+def operands_of(p: Product[Tensor], out: Tensor) -> Operands:
     """The first arguments of the module's `linear`."""
     x, weight = p.x, p.weight
     rows, depth = x.shape
@@ -87,7 +99,7 @@ def _operands(p: Product[Tensor], out: Tensor) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _alignment(operands: tuple[Any, ...], norm: int) -> Alignment:
+def _alignment(operands: Operands, norm: int) -> Alignment:
     _, (x, x_stride), (weight, weight_stride), bias, (residual, residual_stride), (out, out_stride), *_ = operands
     if (x | weight | norm) % 16 or weight_stride % 8:
         return Alignment.NONE

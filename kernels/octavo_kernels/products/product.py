@@ -12,6 +12,9 @@ from octavo_kernels.operands import RmsNorm
 from octavo_kernels.products.norm import rms_norm
 from octavo_kernels.products.weights import PackedWeight
 
+COUNTERS = 2048
+"""Counters of a product: one, and those of the tiles that blocks share."""
+
 W = TypeVar("W", bound=Tensor | PackedWeight, covariant=True)
 
 
@@ -22,8 +25,9 @@ class Product(NamedTuple, Generic[W]):
     With `norm`, x is `rms_norm(x, norm)`, bit for bit; on CUDA, with one row, in the same launch. `normed[T, K]` is
     where those rows go if they have to be stored.
     `uniform` (Hopper only): a row's bits depend neither on the other rows nor on their number.
-    `counter[1]`, an int32 zero that one stream at a time may use, makes large products of a few rows on CUDA faster
-    and changes no bit: multiprocessors that are done draw the next rows of the weights. It is zero again afterwards.
+    `counter[COUNTERS]`, int32 zeros that one stream at a time may use, makes large products of a few rows on CUDA
+    faster and changes no bit: multiprocessors that are done draw the next rows of the weights. With more rows blocks
+    share the depth by it, whose sums have another order. They are zeros again afterwards. For few rows one is enough.
     `copy[N, K]`, what `copy_of` gives, is multiplied in a packed weight's place where that is faster, unless `uniform`.
 
     A tuple, which is made in a third of the time of a frozen dataclass: a step makes hundreds.
@@ -65,7 +69,7 @@ def prepare(p: Product[Any], *, gated: bool = False) -> Tensor:
     if p.norm is not None:
         check("norm.weight", p.norm.weight, x.dtype, (depth,))
     if p.counter is not None:
-        check("counter", p.counter, torch.int32, (1,))
+        check("counter", p.counter, torch.int32, (len(p.counter),))
     out = output(p.out, x, (rows, columns // 2 if gated else columns))
     _check_devices(p, out)
     return out

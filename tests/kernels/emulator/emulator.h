@@ -56,6 +56,7 @@ struct Block {
   std::vector<Meeting> warps, waves, warpgroups;
   std::vector<Products> products;  // of each warpgroup
   std::vector<Block*> cluster;
+  std::shared_ptr<Meeting> cluster_meeting;
 };
 struct Fiber {
   ucontext_t context;
@@ -73,7 +74,7 @@ inline EMULATED ucontext_t scheduler;
 inline EMULATED Index block_size, grid_size;
 inline EMULATED std::mt19937 random_source{1};
 inline EMULATED std::vector<std::pair<Block*, std::function<void()>>> under_way;  // bulk copies
-inline EMULATED Meeting cluster_meeting;
+inline EMULATED bool side_by_side = false;  // all of a launch's clusters, as kernels need whose clusters wait for each other
 inline EMULATED int cluster_threads = 0;
 inline EMULATED uint64_t steps_without_progress = 0;
 
@@ -153,24 +154,27 @@ inline void fiber_main() {
   yield();
 }
 
-// One cluster's blocks side by side; clusters one after the other.
+// One cluster's blocks side by side; clusters one after the other, unless `side_by_side`.
 inline void launch(Index grid, int threads, int shared_bytes, int cluster, std::function<void()> kernel) {
   grid_size = grid, block_size = {threads, 1, 1};
   if (grid.x % cluster || grid.z > 1) fail("a grid of part of a cluster, or of three dimensions");
-  for (int first = 0; first < grid.x * grid.y; first += cluster) {
-    std::vector<Block> blocks(cluster);
+  const int at_once = side_by_side ? grid.x * grid.y : cluster;
+  for (int first = 0; first < grid.x * grid.y; first += at_once) {
+    std::vector<Block> blocks(at_once);
     std::vector<std::unique_ptr<Fiber>> fibers;
-    cluster_threads = cluster * threads, cluster_meeting = {};
+    cluster_threads = cluster * threads;
     entry = &kernel;
-    for (int b = 0; b < cluster; ++b) {
+    for (int b = 0; b < at_once; ++b) {
       Block& block = blocks[b];
       block.memory.reset(new char[shared_bytes + 2048]);
       std::memset(block.memory.get(), 0xff, shared_bytes + 2048);
       block.shared = block.memory.get() + (-reinterpret_cast<uintptr_t>(block.memory.get()) & 127);
-      block.bytes = shared_bytes, block.rank = b, block.index = {(first + b) % grid.x, first / grid.x, 0};
+      block.bytes = shared_bytes, block.rank = b % cluster, block.index = {(first + b) % grid.x, first / grid.x, 0};
       block.warps.resize((threads + 31) / 32), block.waves.resize((threads + 63) / 64), block.warpgroups.resize((threads + 127) / 128);
       block.products.resize(block.warpgroups.size());
-      for (Block& other : blocks) block.cluster.push_back(&other);
+      const int begin = b - block.rank;
+      for (int other = begin; other < begin + cluster; ++other) block.cluster.push_back(&blocks[other]);
+      block.cluster_meeting = block.rank ? blocks[begin].cluster_meeting : std::make_shared<Meeting>();
       for (int t = 0; t < threads; ++t) {
         fibers.push_back(std::make_unique<Fiber>());
         Fiber& f = *fibers.back();

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
+from octavo_kernels.products.product import COUNTERS
 from octavo_worker.assembly.cache_size import cache_dtype, token_budget
 from octavo_worker.assembly.choices import described_by, read_config
 from octavo_worker.assembly.models import load_model, weight_source
@@ -135,7 +136,7 @@ def load_head(options: ModelOptions, folder: Path, target: CausalModel, context:
     config = read_file(folder, STATED) or read_config(folder)
     described = head_config(read_json(folder / "config.json"), described_by(config, None), decoder.config)
     source = weight_source(options, described.layer, folder, target.device)
-    products = Products(counter=torch.zeros(1, dtype=torch.int32, device=target.device))
+    products = Products(counter=torch.zeros(COUNTERS, dtype=torch.int32, device=target.device))
     reader = Reader(source, target.dtype, target.device, products)
     rows = token_budget(options, target.device) + options.most_samples
     return HeadGuesser(options, build_head(described, reader, decoder.layers.embed, rows), context, decoder)

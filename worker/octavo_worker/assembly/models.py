@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from octavo_kernels.products.product import COUNTERS
 from octavo_worker.assembly.cache_size import token_budget
 from octavo_worker.assembly.choices import Choices, choose
 from octavo_worker.assembly.devices import device_of
@@ -55,7 +56,7 @@ def _load(options: ModelOptions, chosen: Choices, member: Member | None) -> Caus
         routed.factors = chosen.factors
         return routed
     uniform = options.deterministic and device.type == "cuda"
-    products = Products(uniform, torch.zeros(1, dtype=torch.int32, device=device))
+    products = Products(uniform, torch.zeros(COUNTERS, dtype=torch.int32, device=device))
     source, form = weight_source(options, described, folder, device), chosen.form
     if isinstance(form, QuantisedFormat) and isinstance(source, RandomWeights):
         form = DrawnFormat(form.method, source)

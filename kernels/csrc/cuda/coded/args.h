@@ -31,7 +31,7 @@ struct CodedTile {
 
 struct CodedWideTile {
   int consumers, tokens;  // warpgroups, each with 64 of the weight's rows; most rows of x
-  int cluster;            // pairs of blocks that share the depth
+  int shares;             // pairs of blocks that share the depth of all tiles evenly; 0: whole tiles
 };
 
 struct DequantiseArgs {

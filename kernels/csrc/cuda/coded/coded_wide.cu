@@ -9,10 +9,9 @@ cudaError_t coded_wide(const CodedArgs& a, const CodedWideTile& tile, [[maybe_un
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   const bool whole = a.columns % (a.gated ? 2 * kStripRows : 8) == 0;
-  const bool shared_evenly = tile.cluster == 1 || tile.cluster == 2 || tile.cluster == 4;
   const bool placed = aligned(a.x, a.x_stride) && aligned(a.out, a.out_stride) && aligned(a.residual, a.residual_stride);
   if (!runs_hopper_code(device) || a.rows < 1 || a.depth < 1 || a.columns < 1 || a.norm || (a.gated && a.residual) ||
-      !whole || !shared_evenly || !placed)
+      !whole || !placed)
     return cudaErrorInvalidValue;
 #if OCTAVO_HOPPER
   const CodedSizes sizes = sizes_of(a.matrix);

@@ -8,17 +8,15 @@
 // arrive while the results of one are stored. Gated, a warp has eight rows of a gate's strip and the eight of the other half
 // that they multiply, so that both factors of a result are one thread's.
 //
-// Of few and deep columns pairs of a cluster share the depth. Each then adds up a part of the results, in the pairs' order,
-// and such blocks have one tile.
+// Pairs have whole tiles, or share the depth of all of them (shared_depth.cuh).
 #pragma once
-
-#include <algorithm>
 
 #include "coded/rounded.cuh"
 #include "coded/strips.cuh"
-#include "device/pair_tiles.cuh"
+#include "device/shared_depth.cuh"
 #include "linear/linear.cuh"
 #include "linear/linear_tiles.cuh"
+#include "linear/swapped_store.cuh"
 
 namespace octavo {
 namespace {
@@ -47,52 +45,43 @@ struct Shape {
   static constexpr int kWeightsAt = kRing + kStages * kXBytes;
   static constexpr int kBytes = kRoom;  // 1 KB for aligning the ring
   // Registers: with those of the warpgroup that copies all that there are.
-  static constexpr int kTaken = consumers == 3 ? 160 : 232, kKept = consumers == 3 ? 32 : 40;
-  static_assert(kStages >= 4 && tokens * kStrips * kStripRows * 4 <= kStages * (kXBytes + kWeightBytes));
+  static constexpr int kTaken = 232, kKept = 40;
+  static_assert(kStages >= 4);
 };
 
 // Tiles of a launch, in pairs along the weight's rows: of `tokens` rows of x, `strips` of the weight, or of each half of it.
-// `cluster` pairs share the depth of `stages`.
 struct Grid {
-  int along_x, along_weight, tokens, strips, stages, cluster;
+  int along_x, along_weight, tokens, strips;
   int shift;  // as in codes.cuh
-  __host__ __device__ int pairs() const { return along_x * along_weight; }
+  SharedDepth depth;
 };
 
 #if OCTAVO_WGMMA
 
-template <Activation kind>
-__device__ inline void activate_all(float (&x)[8]) {
-#pragma unroll
-  for (float& one : x) one = activate<kind>(one);
-}
-
 template <class T, class S>
 struct Block {
   using Weights = Rounded<T, S::kKind>;
+  using Store = SwappedStore<T, CodedArgs>;
   using Sums = float[S::kTokens / 2];
   using Held = uint32_t[kStageSteps][4];
-  static constexpr int kEights = S::kTokens / 8;
+  using Parts = DepthParts<float, S::kTokens / 8, S::kStorers>;
+  static constexpr int kPlain = Store::kPlain, kGated = Store::kGated;
 
   const CodedArgs& a;
   const Grid& grid;
   char* const memory;
   const uint32_t base;
-  const int rank, across, part;  // in the cluster; in its pair; which part of the depth
-  const int begin, count;        // stages
-  const int lane, warp;          // the latter of those that multiply
+  const int across;      // in its pair
+  const int lane, warp;  // the latter of those that multiply
+  const Store store;
   BufferRing ring;
 
   __device__ Block(const CodedArgs& args, const Grid& all, char* aligned_memory)
-      : a(args), grid(all), memory(aligned_memory), base(shared_address(aligned_memory)),
-        rank(blockIdx.x % (kPair * all.cluster)), across(rank % kPair), part(rank / kPair),
-        begin(all.stages * part / all.cluster), count(all.stages * (part + 1) / all.cluster - begin),
-        lane(threadIdx.x % 32), warp(uniform(threadIdx.x / 32) - 4), ring(base, S::kStages) {}
+      : a(args), grid(all), memory(aligned_memory), base(shared_address(aligned_memory)), across(blockIdx.x % kPair),
+        lane(threadIdx.x % 32), warp(uniform(threadIdx.x / 32) - 4), store{args, lane}, ring(base, S::kStages) {}
 
   __device__ uint32_t x_at(int stage) const { return base + S::kRing + stage * S::kXBytes; }
   __device__ int weights_at(int stage) const { return S::kWeightsAt + stage * S::kWeightBytes; }
-  __device__ int first_pair() const { return blockIdx.x / (kPair * grid.cluster); }
-  __device__ int pairs_apart() const { return gridDim.x / (kPair * grid.cluster); }
 
   __device__ void init_barriers() const {
     ring.init(1, kPair * 4 * S::kConsumers);
@@ -102,7 +91,8 @@ struct Block {
   struct Tile {
     int token, strip;  // the latter of each half
   };
-  __device__ Tile tile(int pair) const {
+  __device__ Tile tile(int number) const {
+    const int pair = grid.depth.neighbour(Parts::worker(), number);
     const TilePlace at = tile_place(pair, grid.along_x, grid.along_weight);
     return {at.along_x * grid.tokens, (at.along_weight * kPair + across) * grid.strips};
   }
@@ -112,20 +102,21 @@ struct Block {
     const int zeros = a.matrix.zeros ? S::kScales : 0;
     return grid.tokens * kRowBytes + S::kStrips * (S::kCodeBytes + S::kScales * 4 + zeros);
   }
-  __device__ void bring_weights(const CodedMaps& maps, const Tile& to, int i, int stage) const {
+  __device__ void bring_weights(const CodedMaps& maps, int number, int stage) const {
     const uint32_t barrier = ring.full + 8 * stage, shared = base + weights_at(stage);
-    const int at = begin + i, brick = at / S::kBrickStages;
+    const Tile to = tile(number / grid.depth.stages);
+    const int at = number % grid.depth.stages, brick = at / S::kBrickStages;
     const int group = S::kBrickGroups == 1 ? brick >> grid.shift : at * S::kBrickGroups / S::kBrickStages;
     copy_strips(shared, maps.codes, at * (S::kCodeBytes / 4), to.strip, barrier);
     copy_strips(shared + S::kScalesAt, maps.scales, group * kStripRows, to.strip, barrier);
     if (a.matrix.zeros) copy_strips(shared + S::kZerosAt, maps.zeros, group * kStripRows, to.strip, barrier);
   }
-  __device__ void bring_x(const CodedMaps& maps, const Tile& to, int i, int stage) const {
-    const int from = across * (grid.tokens / kPair);
-    copy_rows(x_at(stage) + from * kRowBytes, maps.x, (begin + i) * kDepth, to.token + from, ring.full + 8 * stage,
-              uint16_t(3 << (rank - across)));
+  __device__ void bring_x(const CodedMaps& maps, int number, int stage) const {
+    const int from = across * (grid.tokens / kPair), at = number % grid.depth.stages;
+    copy_rows(x_at(stage) + from * kRowBytes, maps.x, at * kDepth, tile(number / grid.depth.stages).token + from,
+              ring.full + 8 * stage, uint16_t(3));
   }
-  __device__ void release(int stage) const { leave_stage(ring, stage, lane, rank - across); }
+  __device__ void release(int stage) const { leave_stage(ring, stage, lane); }
 
   // Codes of this lane in a stage, in the order of their steps.
   __device__ void read_codes(const char* stage, uint32_t (&words)[S::kCodeWords]) const {
@@ -185,7 +176,8 @@ struct Block {
   // A lane has sums of rows lane / 4 and + 8 of its warp with rows n * 8 + lane % 4 * 2 + {0, 1} of x: numbers 4 n + {0, 1} and
   // + {2, 3}. `meanwhile` is called while the last products are under way.
   template <class F>
-  __device__ void add_up(Sums& sums, F&& meanwhile) {
+  __device__ void add_up(Sums& sums, int count, F&& meanwhile) {
+    clear(sums);
     Held even, odd;
     prepare(even);
     int last = multiply(even, sums);
@@ -207,182 +199,68 @@ struct Block {
     release(last);
   }
 
-  // Where a thread's results go: the columns of its rows, and of what it stores, in which its warp has the same.
-  struct Place {
-    int token, end, column;
-    float biases[2];
-  };
-  __device__ Place place(const Tile& to) const {
+  __device__ SwappedPlace place(const Tile& to) const {
     const int half = a.columns / 2, strip = a.gated ? to.strip + warp / 2 : to.strip + warp;
-    Place p{to.token, min(a.rows, to.token + grid.tokens), strip * kStripRows + (a.gated ? warp % 2 * 8 : 0), {}};
+    SwappedPlace p{to.token, min(a.rows, to.token + grid.tokens), strip * kStripRows + (a.gated ? warp % 2 * 8 : 0), {}};
     if (a.bias) {
       const int low = p.column + lane / 4, high = a.gated ? low + half : low + 8;
-      const T* bias = static_cast<const T*>(a.bias);
-      p.biases[0] = to_float(bias[min(low, a.columns - 1)]), p.biases[1] = to_float(bias[min(high, a.columns - 1)]);
+      p.biases[0] = store.bias(low), p.biases[1] = store.bias(high);
     }
     return p;
   }
 
-  // Plain, sixteen rows of x at a time: of two eights of columns four units of 16 bytes, one for each of four threads.
-  static constexpr int kPlain = 2, kGated = 4;  // eights of rows at a time
-  __device__ bool is_stored(const Place& p, int n, int& token, int& column) const {
-    token = p.token + (n + lane % 4 / 2) * 8 + lane / 4, column = p.column + lane % 2 * 8;
-    return token < p.end && column < a.columns;
-  }
-  __device__ uint4 residual(const Place& p, int n) const {
-    int token, column;
-    if (!a.residual || !is_stored(p, n, token, column)) return make_uint4(0, 0, 0, 0);
-    return *reinterpret_cast<const uint4*>(static_cast<const T*>(a.residual) + token * a.residual_stride + column);
-  }
-  __device__ void store_plain(const Place& p, int n, const float (&sums)[4 * kPlain], const uint4& raw) const {
-    uint32_t words[4], more[4] = {raw.x, raw.y, raw.z, raw.w};
-    if (a.residual) {
-      transpose_quad(more);
-#pragma unroll
-      for (uint32_t& word : more) word = transpose(word);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float bias = p.biases[i % 2];
-      float2 sum = make_float2(sums[2 * i] + bias, sums[2 * i + 1] + bias);
-      if (a.residual) {
-        const float2 addend = unpack<T>(more[i]);
-        sum.x += addend.x, sum.y += addend.y;
-      }
-      words[i] = transpose(pack<T>(sum.x, sum.y));
-    }
-    transpose_quad(words);
-    int token, column;
-    if (is_stored(p, n, token, column)) store_unit(token, column, words);
-  }
-  // Gated, thirty-two rows of x and one eight of columns. Both projections are rounded as if they had been stored.
-  __device__ void store_gated(const Place& p, int n, const float (&sums)[4 * kGated]) const {
-    float gates[8], ups[8];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 gate = unpack<T>(pack<T>(sums[4 * i] + p.biases[0], sums[4 * i + 1] + p.biases[0]));
-      const float2 up = unpack<T>(pack<T>(sums[4 * i + 2] + p.biases[1], sums[4 * i + 3] + p.biases[1]));
-      gates[2 * i] = gate.x, gates[2 * i + 1] = gate.y, ups[2 * i] = up.x, ups[2 * i + 1] = up.y;
-    }
-    switch (a.activation) {
-      case Activation::silu: activate_all<Activation::silu>(gates); break;
-      case Activation::gelu: activate_all<Activation::gelu>(gates); break;
-      default: activate_all<Activation::gelu_tanh>(gates);
-    }
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = transpose(pack<T>(gates[2 * i] * ups[2 * i], gates[2 * i + 1] * ups[2 * i + 1]));
-    transpose_quad(words);
-    const int token = p.token + (n + lane % 4) * 8 + lane / 4;
-    if (token < p.end && p.column < a.columns / 2) store_unit(token, p.column, words);
-  }
-  __device__ void store_unit(int token, int column, const uint32_t (&words)[4]) const {
-    *reinterpret_cast<uint4*>(static_cast<T*>(a.out) + token * a.out_stride + column) =
-        make_uint4(words[0], words[1], words[2], words[3]);
-  }
-
-  // Calls f with a number of eights and the sums of those, of each as many as are stored at a time.
-  template <int kAtOnce, class F>
-  __device__ void in_parts(const Sums& sums, F&& f) const {
-#pragma unroll
-    for (int n = 0; n < kEights; n += kAtOnce) {
-      float own[4 * kAtOnce];
-#pragma unroll
-      for (int i = 0; i < 4 * kAtOnce; ++i) own[i] = sums[4 * n + i];
-      f(n, own);
-    }
-  }
   // All of the depth is this block's.
   __device__ void finish(const Tile& to) {
-    const Place p = place(to);
+    const SwappedPlace p = place(to);
     Sums sums;
-    clear(sums);
     if (a.gated) {
-      add_up(sums, [] {});
+      add_up(sums, grid.depth.stages, [] {});
       in_parts<kGated>(sums, [&](int n, const float(&own)[4 * kGated]) {
-        if (n * 8 < grid.tokens) store_gated(p, n, own);
+        if (n * 8 < grid.tokens) store.gated(p, n, own);
       });
       return;
     }
     uint4 residuals[kAhead];  // what is stored is loaded by the same thread: it may go where they are
-    add_up(sums, [&] {
+    add_up(sums, grid.depth.stages, [&] {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) residuals[i] = residual(p, i * kPlain);
+      for (int i = 0; i < kAhead; ++i) residuals[i] = store.residual(p, i * kPlain);
     });
     in_parts<kPlain>(sums, [&](int n, const float(&own)[4 * kPlain]) {
       const uint4 raw = residuals[n / kPlain % kAhead];
-      residuals[n / kPlain % kAhead] = residual(p, n + kAhead * kPlain);
-      if (n * 8 < grid.tokens) store_plain(p, n, own, raw);
+      residuals[n / kPlain % kAhead] = store.residual(p, n + kAhead * kPlain);
+      if (n * 8 < grid.tokens) store.plain(p, n, own, raw);
     });
   }
   __device__ static void clear(Sums& sums) {
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
   }
-
-  // Part of the depth is: sums go where they are added up, over the ring, as [parts stored at a time][block][fours][thread].
-  template <int kAtOnce>
-  __device__ uint32_t parcel(int number, int from) const {
-    return S::kRing + ((number * grid.cluster + from) * kAtOnce * S::kStorers + warp * 32 + lane) * 16;
-  }
-  template <int kAtOnce>
-  __device__ void send(const Sums& sums) const {
-    in_parts<kAtOnce>(sums, [&](int n, const float(&own)[4 * kAtOnce]) {
-      const int number = n / kAtOnce, owner = number & (grid.cluster - 1);
-      const uint32_t to = base + parcel<kAtOnce>(number / grid.cluster, part);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        store_at(owner * kPair + across, to + i * S::kStorers * 16,
-                 make_float4(own[4 * i], own[4 * i + 1], own[4 * i + 2], own[4 * i + 3]));
+  // A part of it is.
+  __device__ void finish_part(const Parts& parts, int number, int count) {
+    Sums sums;
+    add_up(sums, count, [] {});
+    parts.hand_in(number, [&](int n) {
+      return typename Parts::Four{sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]};
     });
   }
-  template <int kAtOnce>
-  __device__ void receive(int n, float (&sums)[4 * kAtOnce]) const {
-#pragma unroll
-    for (float& sum : sums) sum = 0.0f;
-    for (int from = 0; from < grid.cluster; ++from) {
-      const float4* all = reinterpret_cast<const float4*>(memory + parcel<kAtOnce>(n / kAtOnce / grid.cluster, from));
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float4 own = all[i * S::kStorers];
-        sums[4 * i] += own.x, sums[4 * i + 1] += own.y, sums[4 * i + 2] += own.z, sums[4 * i + 3] += own.w;
-      }
-    }
-  }
-  __device__ void finish_together(const Tile& to) {
-    const Place p = place(to);
-    Sums sums;
-    clear(sums);
-    add_up(sums, [] {});
-    cluster_meet();  // no ring is read any more
-    if (a.gated) send<kGated>(sums);
-    else send<kPlain>(sums);
-    const int at_once = a.gated ? kGated : kPlain, apart = at_once * grid.cluster;
-    uint4 raw = a.gated ? make_uint4(0, 0, 0, 0) : residual(p, part * at_once);
-    cluster_meet();
-    for (int n = part * at_once; n * 8 < grid.tokens; n += apart) {
-      if (a.gated) {
-        float own[4 * kGated];
-        receive<kGated>(n, own);
-        store_gated(p, n, own);
-      } else {
-        const uint4 now = raw;
-        raw = residual(p, n + apart);
-        float own[4 * kPlain];
-        receive<kPlain>(n, own);
-        store_plain(p, n, own, now);
-      }
+  __device__ void finish_shared(const Parts& parts, int number) const {
+    const SwappedPlace p = place(tile(number));
+    if (a.gated) {
+      parts.template share<kGated>(number, [&](int n, const auto& sums) { store.gated(p, n, sums); });
+    } else {
+      parts.template share<kPlain>(number, [&](int n, const auto& sums) { store.plain(p, n, sums, store.residual(p, n)); });
     }
   }
 
   __device__ void compute() {
+    const Parts parts{grid.depth, a.meetings, grid.tokens / 8};
     // Each lags by a stage, and so multiplies on while the one before stores.
-    const int consumer = warp / 4;
+    const int consumer = warp / 4, count = grid.depth.begin(Parts::worker() + 1) - grid.depth.begin(Parts::worker());
     if (consumer > 0) barrier_wait(ring.full + 8 * min(consumer, count - 1), 0);
-    wait_for_previous_kernel();  // it may have written what is added
-    if (grid.cluster > 1) return finish_together(tile(first_pair()));
-    for (int pair = first_pair(); pair < grid.pairs(); pair += pairs_apart()) finish(tile(pair));
+    wait_for_previous_kernel();  // it may have written what is added, or read what is handed in
+    parts.go_through([&](int number) { finish(tile(number)); },
+                     [&](int number, int stages) { finish_part(parts, number, stages); },
+                     [&](int number) { finish_shared(parts, number); });
   }
 };
 
@@ -402,25 +280,24 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     block.compute();
   } else {
     give_registers<S::kKept>();
-    if (threadIdx.x == 0) bring_tiles(block, maps, block.count);
-    __syncwarp();
-    if (grid.cluster > 1) cluster_meet(), cluster_meet();
+    if (threadIdx.x == 0) bring_stages(block, maps, grid.depth);
   }
 #endif
 }
 
 template <class T, class S>
-cudaError_t launch_shape(const CodedArgs& a, int cluster, const CodedSizes& sizes, const Device& device, cudaStream_t stream) {
+cudaError_t launch_shape(const CodedArgs& a, int shares, const CodedSizes& sizes, const Device& device, cudaStream_t stream) {
   const int halves = a.gated ? 2 : 1, strips = S::kStrips / halves, along_x = units(a.rows, S::kTokens);
-  const Grid grid{along_x, units(sizes.strips / halves, strips * kPair), units(units(a.rows, along_x), 16) * 16, strips,
-                  units(a.depth, kDepth), cluster, sizes.grouping.shift};
-  if (grid.stages < cluster) return cudaErrorInvalidValue;
+  Grid grid{along_x, units(sizes.strips / halves, strips * kPair), units(units(a.rows, along_x), 16) * 16, strips,
+            sizes.grouping.shift, {}};
+  grid.depth = share_depth(along_x * grid.along_weight, units(a.depth, kDepth), shares, device.multiprocessors,
+                           a.meetings.parts && a.meetings.arrivals);
+  if (grid.depth.workers == 0) return cudaErrorInvalidValue;
   CodedMaps maps{};
   if (!describe_matrix(maps.x, a.x, a.rows, a.depth, a.x_stride, grid.tokens / kPair) ||
       !describe_weight(maps, a.matrix, sizes, a.gated, S::kStrips, S::kCodeBytes, S::kScales))
     return cudaErrorNotSupported;
-  const int pairs = cluster > 1 ? grid.pairs() * cluster : std::min(grid.pairs(), device.multiprocessors / kPair);
-  const Launch how{dim3(kPair * pairs), S::kThreads, S::kBytes, kPair * cluster};
+  const Launch how{dim3(kPair * grid.depth.workers), S::kThreads, S::kBytes, kPair};
   return launch_after(coded_wide_kernel<T, S>, how, stream, a, maps, grid);
 }
 
@@ -431,11 +308,11 @@ cudaError_t launch_wide(const CodedArgs& a, const CodedWideTile& tile, const Cod
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     const auto is = [&](int consumers, int tokens) { return tile.consumers == consumers && tile.tokens == tokens; };
-    if (is(2, 64)) return launch_shape<T, Shape<kind, groups, 2, 64>>(a, tile.cluster, sizes, device, stream);
-    if (is(2, 128)) return launch_shape<T, Shape<kind, groups, 2, 128>>(a, tile.cluster, sizes, device, stream);
-    if (is(3, 128)) return launch_shape<T, Shape<kind, groups, 3, 128>>(a, tile.cluster, sizes, device, stream);
-    if (is(2, 192)) return launch_shape<T, Shape<kind, groups, 2, 192>>(a, tile.cluster, sizes, device, stream);
-    if (is(2, 256)) return launch_shape<T, Shape<kind, groups, 2, 256>>(a, tile.cluster, sizes, device, stream);
+    if (is(2, 64)) return launch_shape<T, Shape<kind, groups, 2, 64>>(a, tile.shares, sizes, device, stream);
+    if (is(2, 128)) return launch_shape<T, Shape<kind, groups, 2, 128>>(a, tile.shares, sizes, device, stream);
+    if (is(2, 192)) return launch_shape<T, Shape<kind, groups, 2, 192>>(a, tile.shares, sizes, device, stream);
+    if (is(2, 208)) return launch_shape<T, Shape<kind, groups, 2, 208>>(a, tile.shares, sizes, device, stream);
+    if (is(2, 256)) return launch_shape<T, Shape<kind, groups, 2, 256>>(a, tile.shares, sizes, device, stream);
     return cudaErrorInvalidValue;
   });
 }

@@ -29,6 +29,14 @@ __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int fir
       "l"(&map), "r"(first), "r"(second), "r"(third), "r"(barrier)
       : "memory");
 }
+// Copies rows of gate and up by turns, eight of each, to this block.
+__device__ inline void copy_halves(uint32_t shared, const CUtensorMap& map, int depth, int eights, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %4}], "
+      "[%5];" ::"r"(shared),
+      "l"(&map), "r"(depth), "r"(0), "r"(eights), "r"(barrier)
+      : "memory");
+}
 // Arrival at a barrier of what was read by products that have ended, which need no fence: one for the cluster takes as long as a
 // stage.
 __device__ inline void arrive_at(uint32_t barrier, int rank) {

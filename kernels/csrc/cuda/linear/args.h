@@ -7,6 +7,13 @@
 
 namespace octavo {
 
+// Memory of pairs of blocks that share the depth of tiles (device/shared_depth.cuh): their sums, and zeros, two for each block of
+// a pair and tile, which are zeros again when the launch has ended.
+struct Meetings {
+  void* parts;
+  int* arrivals;
+};
+
 struct LinearArgs {
   Dtype dtype;
   const void* weight;
@@ -23,19 +30,21 @@ struct LinearArgs {
   Activation activation;
   const void* norm;  // null: none; otherwise the product is that of x's RMS norm, with these weights
   float eps, offset;
+  Meetings meetings;  // of `swapped` where pairs share the depth
   unsigned* counter;  // null: none; one zero, which is zero again when the launch has ended, for one stream
 };
 
 // Which kernel computes a product, and how: octavo_kernels/products/choice.py decides, the numbers are those of its `Kernel`.
-enum class LinearKernel : int { row = 0, held = 1, ring = 2, wide = 3, uniform = 4 };
+enum class LinearKernel : int { row = 0, held = 1, ring = 2, wide = 3, uniform = 4, swapped = 5 };
 struct LinearTile {
-  int consumers, columns;  // warpgroups, each with 64 rows of x; rows of the weight
+  int consumers, columns;  // warpgroups, each with 64 rows of x; rows of the weight. Of `swapped` the other way round
   bool tall;               // the two blocks of a cluster share the weight's rows, not those of x
 };
 struct LinearLaunch {
   LinearKernel kernel;
-  LinearTile tile;  // of `wide` and `uniform`
+  LinearTile tile;  // of `wide`, `uniform` and `swapped`
   int cluster;      // of `ring`: blocks that share the depth
+  int shares;       // of `swapped`: pairs of blocks that share the stages of all tiles evenly; 0: whole tiles
 };
 
 // cudaErrorNotSupported: nothing was launched, because this chip has no room for the kernel. What a kernel cannot compute

@@ -14,6 +14,7 @@ cudaError_t linear(const LinearArgs& a, const LinearLaunch& launch, cudaStream_t
 #if OCTAVO_HOPPER
     case LinearKernel::wide: return linear_wide(a, launch.tile, device, stream);
     case LinearKernel::uniform: return linear_uniform(a, launch.tile, device, stream);
+    case LinearKernel::swapped: return linear_swapped(a, launch.tile, launch.shares, device, stream);
 #endif
     default: return cudaErrorInvalidValue;
   }

@@ -15,6 +15,13 @@ cudaError_t linear_ring(const LinearArgs&, int cluster, const Device&, cudaStrea
 // In builds for 90a, on Hopper.
 cudaError_t linear_wide(const LinearArgs&, const LinearTile&, const Device&, cudaStream_t);
 cudaError_t linear_uniform(const LinearArgs&, const LinearTile&, const Device&, cudaStream_t);
+cudaError_t linear_swapped_bf16(const LinearArgs&, const LinearTile&, int shares, const Device&, cudaStream_t);
+cudaError_t linear_swapped_f16(const LinearArgs&, const LinearTile&, int shares, const Device&, cudaStream_t);
+inline cudaError_t linear_swapped(const LinearArgs& a, const LinearTile& tile, int shares, const Device& device,
+                                  cudaStream_t stream) {
+  if (a.dtype == Dtype::bf16) return linear_swapped_bf16(a, tile, shares, device, stream);
+  return a.dtype == Dtype::f16 ? linear_swapped_f16(a, tile, shares, device, stream) : cudaErrorInvalidValue;
+}
 
 #if OCTAVO_BULK_COPY
 

@@ -213,13 +213,6 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 #endif
 }
 
-// [gate; up] as [eights][gate, up][8][depth].
-bool describe_halves(CUtensorMap& map, const LinearArgs& a, int box) {
-  const cuuint64_t row = cuuint64_t(a.weight_stride) * 2;
-  return describe_tensor<4>(map, a.weight, {cuuint64_t(a.depth), 8, 2, cuuint64_t(a.columns / 16)},
-                            {row, row * (a.columns / 2), row * 8}, {kDepth, 8, 2, cuuint32_t(box / 16)});
-}
-
 constexpr int over(int n, int by) { return (n + by - 1) / by; }
 
 template <class S>
@@ -235,7 +228,7 @@ cudaError_t launch(const LinearArgs& a, const Device& device, cudaStream_t strea
   Maps maps;
   constexpr int box = S::kWeightsShare;
   const bool described = ending == Ending::gated
-                             ? describe_halves(maps.weights, a, box)
+                             ? describe_halves(maps.weights, a.weight, a.columns, a.depth, a.weight_stride, box)
                              : describe_matrix(maps.weights, a.weight, a.columns, a.depth, a.weight_stride, box);
   const Grid grid = grid_of<S>(a);
   if (!described || !describe_matrix(maps.x, a.x, a.rows, a.depth, a.x_stride, grid.height / S::kWide)) return cudaErrorNotSupported;

@@ -318,7 +318,13 @@ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint3
 }
 inline void fence_bulk() {}
 inline void cluster_meet() {
-  emulator::meet(emulator::cluster_meeting, 0, emulator::cluster_threads, nullptr, [](auto&) {});
+  emulator::meet(*emulator::current->block->cluster_meeting, 0, emulator::cluster_threads, nullptr, [](auto&) {});
+}
+// What other blocks have added, to a thread that looks again and again.
+inline void add_released(int* to, int count) { *to += count, emulator::steps_without_progress = 0; }
+inline int load_acquired(const int* from) {
+  emulator::yield();
+  return *from;
 }
 inline float4 load_of(int rank, uint32_t address) {
   float4 v;
@@ -365,5 +371,6 @@ cudaError_t launch_after(void (*kernel)(Parameters...), const Launch& how, cudaS
 }  // namespace octavo
 
 inline unsigned atomicOr(unsigned* at, unsigned bits) { return std::exchange(*at, *at | bits); }
+inline int atomicAdd(int* at, int count) { return std::exchange(*at, *at + count); }
 inline unsigned atomicAdd(unsigned* at, unsigned count) { return std::exchange(*at, *at + count); }
 inline void __syncthreads() { octavo::barrier_sync(0, emulator::block_size.x); }

@@ -9,13 +9,13 @@ cudaError_t allow_large_clusters(void (*)(Parameters...)) {
   return cudaSuccess;
 }
 inline void tell_cluster() {
-  auto& meeting = emulator::cluster_meeting;
+  auto& meeting = *emulator::current->block->cluster_meeting;
   emulator::current->meetings = meeting.generation + 1;
   if (++meeting.arrived < emulator::cluster_threads) return;
   meeting.arrived = 0, ++meeting.generation, emulator::steps_without_progress = 0;
 }
 inline void wait_for_cluster() {
-  while (emulator::cluster_meeting.generation < emulator::current->meetings) emulator::yield();
+  while (emulator::current->block->cluster_meeting->generation < emulator::current->meetings) emulator::yield();
 }
 template <int N>
 void send_words(uint32_t address, uint32_t barrier, int rank, const float (&v)[N]) {

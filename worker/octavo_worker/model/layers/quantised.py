@@ -55,7 +55,7 @@ class Quantised(Linear):
         uniform = self.products.uniform
         return Product(
             x.rows, self.weight, self.bias, out=out, residual=residual, norm=x.norm, normed=x.normed, uniform=uniform,
-            copy=self.copy,
+            counter=self.products.counter, copy=self.copy,
         )  # fmt: skip
 
 
