@@ -68,8 +68,8 @@ def attention(
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
-    query = torch.arange(length - queries, length)[:, None]
-    key = torch.arange(length)[None]
+    query = torch.arange(length - queries, length, device=q.device)[:, None]
+    key = torch.arange(length, device=q.device)[None]
     seen = key <= query
     if sliding_window > 0:
         seen &= key > query - sliding_window

@@ -73,7 +73,7 @@ def wide_rows(
     lengths: list[tuple[int, int]], heads: int, kv_heads: int = 1, *, latent: bool = True,
     dtype: torch.dtype = torch.bfloat16, block_size: int = 16, rising: bool = False,
 ) -> WideRows:  # fmt: skip
-    """Of sequences with so many queries, at the end of so many tokens. `rising`: keys grow along the context, from
+    """Rows of sequences with so many queries, at the end of so many tokens. `rising`: keys grow along the context, from
     nothing to ten times as long, and with them the highest scores."""
     generator = torch.Generator().manual_seed(heads)
     width, kinds = (LATENT, 1) if latent else (VALUES, 2)

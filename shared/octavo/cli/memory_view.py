@@ -67,7 +67,7 @@ def _states(memory: WorkerMemory) -> Text:
 
 
 def _beside(counts: dict[str, int], what: str, missed_of: str, lack: str) -> Text:
-    """What a kind of memory beside the first blocks is used for."""
+    """Uses of a kind of memory beside the first blocks."""
     line = _uses(counts, what)
     if counts["host"]:
         line.append(f" in CPU memory {counts['host']:,}, free {counts['host_free']:,}", "default not bold")

@@ -60,7 +60,7 @@ def summary(inspection: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _kept(inspection: dict[str, Any]) -> str:
-    """What keys and values take."""
+    """Memory for keys and values."""
     found = f"keys and values take {_amount(inspection['kept_bytes'])} a token"
     if inspection["window"]:
         found += f", and {_amount(inspection['window_bytes'])} of each of the last {inspection['window']:,}"

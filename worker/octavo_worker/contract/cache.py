@@ -114,7 +114,7 @@ def group_window(specs: Iterable[CacheSpec | None]) -> int:
 
 
 def in_group(specs: Iterable[CacheSpec | None], *, windowed: bool) -> tuple[CacheSpec | None, ...]:
-    """What is kept by layers with a window, or by the others; None for the rest."""
+    """Caches of layers with a window, or of the others; None for the rest."""
     return tuple(spec if spec is not None and (spec.window > 0) == windowed else None for spec in specs)
 
 

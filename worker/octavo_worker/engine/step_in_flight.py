@@ -17,7 +17,7 @@ _NOTHING = StepPlan((), 0)
 
 @dataclass(slots=True, eq=False)
 class GroupMoves:
-    """What a step does with the blocks of one group beside reading and writing them: the `BlockMoves` in the making,
+    """Moves of a step in one group of blocks beside what it reads and writes there: the `BlockMoves` in the making,
     and the blocks that it fills and that were `published`."""
 
     copies: list[tuple[int, int]] = field(default_factory=list)

@@ -63,7 +63,7 @@ class Taps(Protocol):
 
 
 def reads_windows(device: torch.device) -> bool:
-    """Whether layers with a window may have blocks of their own: plans and graphs of a GPU know one table of a
+    """True if layers with a window may have blocks of their own: plans and graphs of a GPU know one table of a
     sequence."""
     return device.type == "cpu"
 

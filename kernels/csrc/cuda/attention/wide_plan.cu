@@ -5,7 +5,7 @@ namespace octavo {
 namespace {
 
 constexpr int kThreads = 512;
-// What a tile of rows costs beside its keys, and the least of a stretch, in tiles of keys.
+// The cost of a tile of rows beside its keys, and the least of a stretch, in tiles of keys.
 constexpr int kTileCost = 1, kLeast = 2;
 
 // Exclusive prefix sum over the threads; `total` gets the sum.

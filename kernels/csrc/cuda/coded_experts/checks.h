@@ -27,7 +27,8 @@ struct ExpertStrips {
 template <class Scale>
 inline ExpertStrips<Scale> strips_of(const CodedMatrix& m) {
   const CodedSizes sizes = sizes_of(m);
-  return {static_cast<const char*>(m.codes), reinterpret_cast<const Scale*>(m.scales), m.zeros, sizes.strips, sizes.bricks, sizes.grouping.shift, sizes.groups};
+  return {static_cast<const char*>(m.codes), reinterpret_cast<const Scale*>(m.scales), m.zeros,
+          sizes.strips, sizes.bricks, sizes.grouping.shift, sizes.groups};
 }
 
 inline bool takes_codes(const Device& device, const CodedMatrix& m, const ExpertMatrix& experts, bool gated, int chosen,

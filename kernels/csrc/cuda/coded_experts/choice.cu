@@ -23,7 +23,8 @@ cudaError_t with_kind(Codes kind, F&& f) {
 cudaError_t coded_experts_up_few(const CodedExpertsUpArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (a.rows > kFewCodedRows || !is_gate(a.activation) || !takes_codes(device, a.coded.matrix, a.matrix, true, a.chosen, a.x, a.x_stride))
+  if (a.rows > kFewCodedRows || !is_gate(a.activation) ||
+      !takes_codes(device, a.coded.matrix, a.matrix, true, a.chosen, a.x, a.x_stride))
     return cudaErrorInvalidValue;
   return with_kind(a.coded.matrix.kind, [&](auto kind) { return FewExperts<decltype(kind)::value>::up(a, device, stream); });
 }

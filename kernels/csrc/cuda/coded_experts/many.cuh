@@ -151,7 +151,9 @@ struct ManyBlock {
   }
 
   // Bytes of a stage that come as boxes.
-  __device__ int weight_bytes() const { return kTileStrips * (S::kCodeBytes + S::kScales * (int(sizeof(typename S::Scale)) + int(a.has_zeros))); }
+  __device__ int weight_bytes() const {
+    return kTileStrips * (S::kCodeBytes + S::kScales * (int(sizeof(typename S::Scale)) + int(a.has_zeros)));
+  }
   __device__ void bring_weights(const StripMaps& maps, const ManyTile& to, int at, int stage) const {
     const uint32_t barrier = ring.full + 8 * stage, shared = ring_base + weights_at(stage);
     const int strip = to.column / kStripRows, half = kGated ? 2 * to.expert : to.expert, brick = at / S::kBrickStages;

@@ -13,7 +13,8 @@ cudaError_t ManyExperts<kind>::up(const CodedExpertsUpArgs& a, const Device& dev
   const CodedManyArgs many{a.matrix, m.zeros != nullptr, sizes_of(m).grouping.shift, a.x, a.x_stride, a.sources, a.starts,
                            a.activation, a.clamped, a.out, a.out_stride};
   return with_groups<kind>(a.coded, [&](auto groups, auto scale) {
-    return launch_many<kind, decltype(groups)::value, End::gated, decltype(scale)>(a.dtype, many, m, a.rows, a.chosen, device, stream);
+    return launch_many<kind, decltype(groups)::value, End::gated, decltype(scale)>(a.dtype, many, m, a.rows, a.chosen, device,
+                                                                                     stream);
   });
 }
 template <Codes kind>
@@ -22,7 +23,8 @@ cudaError_t ManyExperts<kind>::down(const CodedExpertsDownArgs& a, const Device&
   const CodedManyArgs many{a.matrix, m.zeros != nullptr, sizes_of(m).grouping.shift, a.x, a.x_stride, nullptr, a.lists.starts,
                            0, 0.0f, a.parts, a.parts_stride};
   return with_groups<kind>(a.coded, [&](auto groups, auto scale) {
-    return launch_many<kind, decltype(groups)::value, End::plain, decltype(scale)>(a.dtype, many, m, a.rows, a.chosen, device, stream);
+    return launch_many<kind, decltype(groups)::value, End::plain, decltype(scale)>(a.dtype, many, m, a.rows, a.chosen, device,
+                                                                                     stream);
   });
 }
 

@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-// What a code stands for is exact in T, and so its product with a scale of T is rounded once.
+// The value of a code is exact in T, and so its product with a scale of T is rounded once.
 template <class T, Codes kind>
 struct Paired {
   struct Row {

@@ -39,10 +39,10 @@ constexpr int kLong = 256;  // tokens of a sequence
 // and k is made in all of its blocks; where all are short, blocks stream.
 int cut_of(const DeltaArgs& a, int multiprocessors) {
   const int sequences = a.step.moves.sequences;
-  const bool many = a.heads * sequences > multiprocessors;
-  if (a.step.rows <= 2 * sequences) return many ? 5 : 2;
-  if (!many) return 4;
-  return a.step.rows >= kLong * sequences ? 1 : 3;
+  const int blocks = a.heads * sequences;  // of a head each
+  if (a.step.rows <= 2 * sequences) return blocks > multiprocessors ? 5 : 2;
+  if (a.step.rows >= kLong * sequences) return 2 * blocks > multiprocessors ? 1 : 4;
+  return blocks > multiprocessors ? 3 : 4;
 }
 
 template <class T, class C>

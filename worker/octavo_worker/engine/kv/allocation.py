@@ -146,7 +146,7 @@ class Allocation:
             supply.tables.append(supply.add_rest(entries, shared, end))
 
     def _keys(self, supply: Supply, member: Sequence, digests: list[bytes]) -> Keys:
-        """What a group has of the blocks with these digests."""
+        """Keys that a group has of the blocks with these digests."""
         has_tail = no_tail if self._states is None else partial(_has_tail, supply, self._states, member)
         if supply.group.slides:
             return Keys(len(digests), lambda block: supply.there(digests[block]), supply.capacity, has_tail)

@@ -142,12 +142,12 @@ class KVCacheManager:
         sequence.published = full
 
     def growth(self, members: list[Sequence]) -> Room:
-        """What decoding members of one request take for their next token."""
+        """Memory that decoding members of one request take for their next token."""
         slots = 0 if self.states is None else self.states.growth(members)
         return Room(self.blocks.growth(members), slots, 0 if self.windows is None else self.windows.growth(members))
 
     def room(self, *, soon: bool = False) -> Room:
-        """What is available; `soon`: when the steps in flight have landed."""
+        """Memory that is available; `soon`: when the steps in flight have landed."""
         states, windows, slots = self.states, self.windows, 0
         if states is None and windows is None:
             return Room(self.pool.available + (self.pool.quarantined if soon else 0))
@@ -324,7 +324,7 @@ class KVCacheManager:
         return decision
 
     def held_alone(self, members: list[Sequence]) -> Room:
-        """What no sequence but these has."""
+        """Memory that no sequence but these has."""
         windows = 0 if self.windows is None else self.windows.held_alone(members)
         return Room(self.blocks.held_alone(members), len(members), windows)
 

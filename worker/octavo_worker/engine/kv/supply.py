@@ -15,8 +15,8 @@ from octavo_worker.memory.block_pool import NULL_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What comes with blocks that were taken: (host block, device block) copies, the full blocks among their targets by
-    their digests, and copies within the device."""
+    """Moves that come with blocks which were taken: (host block, device block) copies, the full blocks among their
+    targets by their digests, and copies within the device."""
 
     loads: list[tuple[int, int]]
     loaded: dict[bytes, int]

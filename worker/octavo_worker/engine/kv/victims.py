@@ -1,4 +1,4 @@
-"""What a preemption would cost: memory to move, or tokens to compute again."""
+"""Costs of a preemption: memory to move, or tokens to compute again."""
 
 from __future__ import annotations
 
