@@ -174,6 +174,20 @@ def test_a_swap_moves_both_groups_and_brings_both_back(device: type[FakeRunner])
     driver.runner.close()
 
 
+def test_windows_that_are_gone_come_back_from_the_host() -> None:
+    """Others have taken the blocks that a swapped sequence left."""
+    driver = engine(blocks=30, windows=60, hosts=60, policy=PreemptionPolicy("swap"))
+    asked = [make_request(str(i), prompt(60, 100 * i), max_tokens=60) for i in range(3)]
+    for request in asked:
+        driver.add(request)
+    while driver.busy:
+        driver.step()
+        if driver.scheduler.stats().swapped:
+            evict(windows_of(driver), windows_of(driver).pool.available)
+    assert_complete(driver, *asked)
+    assert driver.scheduler.stats().swapped_out > 0
+
+
 def test_a_host_without_room_for_windows_takes_nothing() -> None:
     driver = engine(blocks=30, windows=60, hosts=60, policy=PreemptionPolicy("swap"))
     windows_of(driver).host.pool.allocate(58)
@@ -185,14 +199,16 @@ def test_a_host_without_room_for_windows_takes_nothing() -> None:
     assert driver.scheduler.stats().swapped_out == 0
 
 
-def test_sequences_give_way_where_windows_have_no_room() -> None:
-    driver = engine(blocks=300, windows=1 + 3 * LIVE, policy=PreemptionPolicy("recompute"))
-    asked = [make_request(str(i), prompt(10, 100 * i), max_tokens=60) for i in range(6)]
+@pytest.mark.parametrize(("length", "gives_way"), [(10, True), (30, False)])
+def test_sequences_wait_or_give_way_where_windows_have_no_room(length: int, gives_way: bool) -> None:
+    """Prompts shorter than a window outgrow what they found; longer ones find no room to begin in."""
+    driver = engine(blocks=300, windows=3 + 3 * LIVE, policy=PreemptionPolicy("recompute"))
+    asked = [make_request(str(i), prompt(length, 100 * i), max_tokens=60) for i in range(6)]
     for request in asked:
         driver.add(request)
     driver.run()
     assert_complete(driver, *asked)
-    assert driver.scheduler.stats().preemptions > 0
+    assert (driver.scheduler.stats().preemptions > 0) == gives_way
 
 
 def test_a_pin_keeps_the_window_before_its_end() -> None:
@@ -229,13 +245,18 @@ def test_a_step_that_fails_leaves_nothing_to_find_in_either_group() -> None:
     driver.run()
 
 
-def test_drafts_take_blocks_of_both_groups_that_are_free() -> None:
-    book = AnswerBook({}, 1.0)
-    driver = engine(windows=1 + LIVE, speculation=speculate(book, 12))
+@pytest.mark.parametrize("right", [0.6, 1.0])
+@pytest.mark.parametrize("windows", [1 + LIVE, 60])
+def test_drafts_take_blocks_of_both_groups_that_are_free_and_give_them_back(windows: int, right: float) -> None:
+    book = AnswerBook({}, right)
+    driver = engine(windows=windows, speculation=speculate(book, 12))
     asked = make_request("first", prompt(30), max_tokens=60)
     book.answers[tuple(asked.prompt)] = [expected_tokens(asked, 0)]
     driver.add(asked)
-    driver.run()
+    while driver.busy:
+        driver.step()
+        for sequence in driver.scheduler._batch.running.decoding:
+            assert len(sequence.table.blocks) == len(windows_of(driver).table_of(sequence).blocks)
     assert_complete(driver, asked)
     assert driver.scheduler.stats().accepted_tokens > 0
 

@@ -96,3 +96,9 @@ def test_no_token_tells_of_drafts(seed, right, most, block_size, more, window, s
     memory |= {"layer_window": window, "state_slots": slots}
     policy = MixedPolicy(random.Random(seed))
     run_workload(seed, policy=policy, device=device, speculation=speculation, **memory, **CHATS)
+
+
+def test_a_prompt_goes_on_in_the_blocks_that_are_there() -> None:
+    """Windows of two blocks, of which there are three."""
+    memory = {"window_blocks": 4, "layer_window": 2}
+    run_workload(10, usable_blocks=60, block_size=16, device=DelayedRunner, **memory, **CHATS | {"chat_rate": 0.3})
