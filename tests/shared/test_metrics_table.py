@@ -51,7 +51,7 @@ def test_alerts_have_names_of_their_own_and_a_first_step() -> None:
 
 
 def test_every_figure_of_the_engine_is_what_the_stats_have() -> None:
-    stats = EngineStats(used_blocks=3, free_blocks=1, used_states=2)
+    stats = EngineStats(used_blocks=3, free_blocks=1, used_states=2, used_windows=2)
     for metric in worker.STATS:
         found = getattr(stats, metric.stat)
         if callable(found):
@@ -59,6 +59,7 @@ def test_every_figure_of_the_engine_is_what_the_stats_have() -> None:
     assert stats.used_share == 0.75
     assert EngineStats().used_share == 0.0
     assert EngineStats().states() == {}, "figures of slots where a model keeps no states"
+    assert EngineStats().windows() == {}, "figures of a second group where a model has one"
     assert {reason for (reason,) in next(m for m in worker.STATS if m.stat == "reasons").known} == set(
         PREEMPTION_REASONS
     )
