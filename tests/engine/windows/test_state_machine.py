@@ -51,7 +51,7 @@ class Engine(MemoryMachine):
 @pytest.mark.parametrize("budget", [3, 7, 64])
 @pytest.mark.parametrize("slots", [(0,), (7, 12)], ids=["keys", "states"])
 def test_any_order_keeps_accounts_of_both_groups(slots: tuple[int, ...], budget: int, capsys) -> None:
-    """100,000 steps of a machine in the full tier."""
+    """100,000 steps of a machine in the full tier, in which everything happens somewhere."""
     Engine.done.clear()
     Engine.slots, Engine.budgets = slots, (budget,)
     count = examples(170, quick=5)
@@ -68,5 +68,5 @@ def test_any_order_keeps_accounts_of_both_groups(slots: tuple[int, ...], budget:
         "drafts",
         *(["kept"] if slots[0] else []),
     ]
-    assert count < 170 or {kind: Engine.done[kind] for kind in kinds if Engine.done[kind] < 8} == {}
+    assert count < 170 or {kind: Engine.done[kind] for kind in kinds if Engine.done[kind] == 0} == {}
     assert Engine.done["steps"] > 0
