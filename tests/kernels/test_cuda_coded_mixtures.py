@@ -10,12 +10,12 @@ from torch import Tensor
 from octavo_kernels import ops, reference
 from octavo_kernels.experts import gpu
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.ops import Assignments, Experts, Routed, RouterProduct, Routing
+from octavo_kernels.ops import Assignments, Experts, Routing
 from octavo_kernels.products.coded import CodedWeight
 from octavo_kernels.products.weights import Codes, dequantise
 
 from .coded_weights import FORM_NAMES, FORMS, ROW, random_weight
-from .test_cuda_mixtures import ROUNDING, counters
+from .test_cuda_mixtures import ROUNDING, AnyMixture, assert_replayed_with_other_routing, counters
 from .test_experts import experts_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
@@ -36,7 +36,7 @@ BOTH = [(Codes.INT4, 128), (Codes.FP4, 32)]
 ROWS = [1, 2, 3, 4, 9, 33, 65, 200, 1000]
 
 
-class Mixture:
+class Mixture(AnyMixture):
     """Random matrices of codes, and the rows' experts in float64."""
 
     def __init__(
@@ -66,20 +66,6 @@ class Mixture:
         self.router = torch.randn(self.experts, hidden, device="cuda") / hidden**0.5
         self.norm = RmsNorm((torch.rand(hidden, device="cuda") + 0.5).to(dtype))
         self.counters, self.hidden, self.dtype = counters(), hidden, dtype
-
-    def rows(self, count: int) -> Tensor:
-        return torch.randn(count, self.hidden, device="cuda").to(self.dtype)
-
-    def route(self, x: Tensor, slots: Tensor | None = None) -> Routed:
-        uniform = self.up.uniform
-        return ops.route_rows(
-            RouterProduct(x, self.router, self.routing, self.counters, norm=self.norm, slots=slots, uniform=uniform)
-        )
-
-    def apply(self, x: Tensor, residual: Tensor | None = None, slots: Tensor | None = None) -> Tensor:
-        found = self.route(x, slots)
-        inner = ops.experts_up(found.rows, self.up, found.taken, "silu")
-        return ops.experts_down(inner, self.down, found.taken, residual=residual)
 
     def expected(self, rows: Tensor, taken: Assignments) -> Tensor:
         chosen = experts_of(Assignments(*(t.cpu() for t in taken))).cuda()
@@ -200,30 +186,8 @@ def test_rows_feel_nothing_of_each_other_or_of_padding(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 3, 8, 64, 500])
 @pytest.mark.parametrize("uniform", [False, True])
 def test_a_graph_is_replayed_with_other_routing(count: int, uniform: bool) -> None:
-    """Several layers, each of which may begin before the one before it has ended."""
     mixture = Mixture(SIZES["qwen3"], (Codes.FP4, 32), uniform=uniform)
-    x = mixture.rows(count)
-    slots = torch.arange(count, device="cuda")
-
-    def layers() -> Tensor:
-        hidden = x
-        for _ in range(4):
-            hidden = mixture.apply(hidden, hidden, slots)
-        return hidden
-
-    layers()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = layers()
-    for seed in range(4):
-        torch.manual_seed(seed)
-        x.copy_(mixture.rows(count))
-        slots[1:] = torch.arange(1, count, device="cuda") if seed % 2 else -1
-        graph.replay()
-        replayed = out.clone()
-        assert torch.equal(replayed, layers())
-    assert not mixture.counters.any()
+    assert_replayed_with_other_routing(mixture, count)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -3,23 +3,21 @@ as without, whatever moves blocks about, and with `--deterministic` in every com
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
-from transformers import AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, PreTrainedConfig, PreTrainedModel
+from transformers import DeepseekV2Config, DeepseekV3Config, PreTrainedConfig
 
 from octavo_worker.assembly.loading import load_runner
-from octavo_worker.contract.messages import AddRequest
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.model.decoder import Decoder
 
-from .drive import Engine, assert_same, request
-from .test_cuda import COMMON, VOCAB, logprobs, options, random_model
+from .drive import Engine, assert_same
+from .scored import assert_company_changes_nothing, assert_graphs_change_nothing, assert_scores_are_near, requests
+from .test_cuda import COMMON, VOCAB, options, random_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
@@ -61,10 +59,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return random_model(MODELS[request.param], tmp_path_factory.mktemp(request.param))
 
 
-def in_type(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False).eval()
-
-
 @pytest.fixture(scope="module")
 def runner(folder: Path) -> ModelRunner:
     made = load_runner(options(folder))
@@ -79,52 +73,17 @@ def deterministic(folder: Path) -> ModelRunner:
     return load_runner(options(folder, deterministic=True))
 
 
-def requests(count: int, scored: bool = False) -> list[AddRequest]:
-    rng = random.Random(count)
-    prompts = [[rng.randrange(VOCAB) for _ in range(rng.choice([1, 15, 16, 40, 150, 300]))] for _ in range(count)]
-    more = {"prompt_logprobs": 0} if scored else {}
-    return [
-        request(str(i), prompt, max_tokens=rng.randint(10, 40), logprobs=0, temperature=0.7 * (i % 2), seed=i, **more)
-        for i, prompt in enumerate(prompts)
-    ]
-
-
 def test_log_probabilities_are_those_of_transformers(runner: ModelRunner, folder: Path) -> None:
     """Every token of prompts and answers counts; what transformers loses in bfloat16 measures what we may lose."""
-    oracle, rounded = in_type(folder, torch.float32), in_type(folder, torch.bfloat16)
-    asked = requests(12, scored=True)
-    answers = Engine(runner, token_budget=200).run(asked)
-    ours, theirs = [], []
-    for one in asked:
-        tokens = [*one.prompt, *answers.tokens[one.id][0]]
-        scores = [*answers.prompt_logprobs[one.id][1:], *answers.logprobs[one.id][0]]
-        found = torch.tensor([score.logprob for score in scores])
-        wanted, close = (
-            logprobs(model, tokens)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
-            for model in (oracle, rounded)
-        )
-        ours.append((found - wanted).abs())
-        theirs.append((close - wanted).abs())
-    mine, other = torch.cat(ours), torch.cat(theirs)
-    assert mine.mean() <= 1.3 * other.mean()
-    assert mine.quantile(0.8) <= 1.5 * other.quantile(0.8)
+    assert_scores_are_near(runner, folder)
 
 
 def test_graphs_compute_what_launches_one_by_one_do(runner: ModelRunner, folder: Path) -> None:
-    alone = load_runner(options(folder, cuda_graphs=False))
-    for one in requests(8):
-        assert_same(Engine(runner).run([one]), Engine(alone).run([one]))
+    assert_graphs_change_nothing(runner, folder)
 
 
 def test_deterministic_answers_do_not_depend_on_company(deterministic: ModelRunner) -> None:
-    every = requests(48)
-    together = Engine(deterministic).run(every)
-    assert_same(Engine(deterministic, token_budget=90).run(every), together)
-    engine = Engine(deterministic)
-    for one in every[::6]:
-        answers = engine.run([one])
-        assert answers.tokens[one.id] == together.tokens[one.id]
-        assert answers.logprobs[one.id] == together.logprobs[one.id]
+    assert_company_changes_nothing(deterministic)
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])

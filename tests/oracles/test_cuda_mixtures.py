@@ -12,12 +12,10 @@ import pytest
 import torch
 from released_gpt_oss import CONFIG, released
 from transformers import (
-    AutoModelForCausalLM,
     Glm4MoeConfig,
     GraniteMoeConfig,
     MixtralConfig,
     PreTrainedConfig,
-    PreTrainedModel,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
@@ -33,7 +31,8 @@ from octavo_worker.model.layers.linear import Dense
 from octavo_worker.model.layers.quantised import CodedExperts
 
 from .drive import Engine, assert_same, request
-from .test_cuda import COMMON, VOCAB, logprobs, options, random_model
+from .scored import assert_company_changes_nothing, assert_graphs_change_nothing, assert_scores_are_near, requests
+from .test_cuda import COMMON, logprobs, options, random_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
@@ -55,10 +54,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return random_model(MODELS[request.param], tmp_path_factory.mktemp(request.param))
 
 
-def in_type(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False).eval()
-
-
 @pytest.fixture(scope="module")
 def runner(folder: Path) -> ModelRunner:
     made = load_runner(options(folder))
@@ -66,54 +61,18 @@ def runner(folder: Path) -> ModelRunner:
     return made
 
 
-def requests(count: int, scored: bool = False) -> list[AddRequest]:
-    rng = random.Random(count)
-    prompts = [[rng.randrange(VOCAB) for _ in range(rng.choice([1, 15, 16, 40, 150, 300]))] for _ in range(count)]
-    more = {"prompt_logprobs": 0} if scored else {}
-    return [
-        request(str(i), prompt, max_tokens=rng.randint(10, 40), logprobs=0, temperature=0.7 * (i % 2), seed=i, **more)
-        for i, prompt in enumerate(prompts)
-    ]
-
-
 def test_log_probabilities_are_those_of_transformers(runner: ModelRunner, folder: Path) -> None:
     """Every token of prompts and answers counts; what transformers loses in bfloat16 measures what we may lose. One in
     ten takes other experts than in float32, and is as far off by chance: test_near_ties.py leaves these out."""
-    oracle, rounded = in_type(folder, torch.float32), in_type(folder, torch.bfloat16)
-    asked = requests(12, scored=True)
-    answers = Engine(runner, token_budget=200).run(asked)
-    ours, theirs = [], []
-    for one in asked:
-        tokens = [*one.prompt, *answers.tokens[one.id][0]]
-        scores = [*answers.prompt_logprobs[one.id][1:], *answers.logprobs[one.id][0]]
-        found = torch.tensor([score.logprob for score in scores])
-        wanted, close = (
-            logprobs(model, tokens)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
-            for model in (oracle, rounded)
-        )
-        ours.append((found - wanted).abs())
-        theirs.append((close - wanted).abs())
-    mine, other = torch.cat(ours), torch.cat(theirs)
-    assert mine.mean() <= 1.3 * other.mean()
-    assert mine.quantile(0.8) <= 1.5 * other.quantile(0.8)
+    assert_scores_are_near(runner, folder)
 
 
 def test_graphs_compute_what_launches_one_by_one_do(runner: ModelRunner, folder: Path) -> None:
-    alone = load_runner(options(folder, cuda_graphs=False))
-    for one in requests(8):
-        assert_same(Engine(runner).run([one]), Engine(alone).run([one]))
+    assert_graphs_change_nothing(runner, folder)
 
 
 def test_deterministic_answers_do_not_depend_on_company(folder: Path) -> None:
-    runner = load_runner(options(folder, deterministic=True))
-    every = requests(48)
-    together = Engine(runner).run(every)
-    assert_same(Engine(runner, token_budget=90).run(every), together)
-    engine = Engine(runner)
-    for one in every[::6]:
-        answers = engine.run([one])
-        assert answers.tokens[one.id] == together.tokens[one.id]
-        assert answers.logprobs[one.id] == together.logprobs[one.id]
+    assert_company_changes_nothing(load_runner(options(folder, deterministic=True)))
 
 
 @pytest.mark.parametrize(

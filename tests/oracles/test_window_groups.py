@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -16,10 +15,9 @@ from octavo_worker.assembly.inspection import inspect
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.capacity import Capacity
-from octavo_worker.contract.messages import AddRequest, BeamOptions
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.windows import WindowBlocks
-from octavo_worker.engine.drafts import ModelProposer, NgramProposer, RowTimes, Speculation, StepCosts
+from octavo_worker.engine.drafts import ModelProposer, NgramProposer, Speculation
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.model.causal_model import CacheConfig
 from octavo_worker.runner.paged import PagedRunner
@@ -28,14 +26,12 @@ from .conftest import Pair
 from .drive import Answers, Engine, assert_same, request
 from .gemmas import GEMMAS4
 from .test_preemption import MixedPolicy
+from .test_shapes import FREE, all_kinds, prompt
 from .tiny import CONTEXT
-from .zoo import VOCAB
 
 GEMMA4 = next(iter(GEMMAS4))
 NAMES = ["gemma3", "gemma2", GEMMA4, "gpt_oss", "exaone4", "olmo3", "cohere2", "smollm3-sliding", "exaone_moe"]
 WINDOW, SIZE = 24, 16
-FREE = StepCosts(RowTimes([(1, 1.0)]), RowTimes([(4096, 1.0)]), RowTimes([(1, 1e-9)]))
-"""Any draft pays."""
 
 
 def options_of(folder: Path, **more: Any) -> ModelOptions:
@@ -54,28 +50,6 @@ def load(cpu_pair: Callable[[str], Pair]) -> Callable[..., PagedRunner]:
         return runner
 
     return loaded
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(length + seed)
-    return [rng.randrange(VOCAB) for _ in range(length)]
-
-
-def all_kinds() -> list[AddRequest]:
-    """Prompts shorter and longer than a window, some of which begin alike."""
-    kinds: list[dict[str, Any]] = [
-        {"logprobs": 2, "prompt_logprobs": 1},
-        {"temperature": 0.9, "logprobs": 0},
-        {"n": 4, "temperature": 1.0, "logprobs": 0},
-        {"n": 2, "beam": BeamOptions(3, 1.0, False), "stop_token_ids": list(range(0, VOCAB, 9))},
-        {"repetition_penalty": 1.3, "logprobs": 0},
-    ]
-    first = prompt(40)
-    made = []
-    for number, kind in enumerate(kinds * 2):
-        asked = first[: 8 * number] + prompt(9 + 7 * number, number) if number % 2 else prompt(5 + 11 * number, number)
-        made.append(request(str(number), asked, **{"seed": number, "max_tokens": 20} | kind))
-    return made
 
 
 def tight(runner: PagedRunner, *, beside: int = 4) -> WindowBlocks:

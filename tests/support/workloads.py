@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from clocks import Clock
@@ -17,6 +17,8 @@ from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
 
 CONTEXT = 200
+CHATS = {"chat_rate": 0.5, "beam_rate": 0.1, "deadline_rate": 0.05}
+"""Rates of a workload of chats."""
 
 
 def random_request(
@@ -212,3 +214,18 @@ def check_scores(driver: Driver, request: AddRequest) -> None:
         got, prompt, window = driver.started[request.id].prompt_logprobs, request.prompt, driver.runner.window
         seen = [prompt[max(0, i - window) if window else 0 : i] for i in range(1, len(prompt))]
         assert [entry.logprob for entry in got[1:]] == [score(s, t) for s, t in zip(seen, prompt[1:], strict=True)]
+
+
+def run_preempted_chats(mode: str, device: type[FakeRunner], memory: Callable[[int], dict[str, Any]]) -> None:
+    """Three workloads in a small memory, to which each adds that of its number, with preemptions of this kind: hits in
+    the cache, and swaps where the kind has any."""
+    policy = MixedPolicy(random.Random(1)) if mode == "mixed" else PreemptionPolicy(mode)  # type: ignore[arg-type]
+    sizes = {"usable_blocks": 40, "block_size": 8, "host_blocks": 80, "count": 60}
+    hits = swapped = 0
+    for seed in range(3):
+        driver = run_workload(seed, policy=policy, device=device, **sizes, **memory(seed), **CHATS)
+        stats = driver.scheduler.stats()
+        assert stats.preemptions > 0
+        hits, swapped = hits + stats.cached_tokens, swapped + stats.swapped_out
+    assert hits > 0
+    assert (swapped > 0) == (mode != "recompute")

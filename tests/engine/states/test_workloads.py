@@ -11,39 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from proposers import AnswerBook, speculate
 from tiers import examples
-from workloads import MixedPolicy, run_workload
+from workloads import CHATS, MixedPolicy, run_preempted_chats, run_workload
 
 from octavo_worker.engine.drafts import ModelProposer, RowTimes, Speculation, StepCosts
 from octavo_worker.memory.cost import PreemptionPolicy
 
 DEVICES = [FakeRunner, DelayedRunner, FailingRunner]
-CHATS = {"chat_rate": 0.5, "beam_rate": 0.1, "deadline_rate": 0.05}
 
 
 @pytest.mark.full(but="every value")
 @pytest.mark.parametrize("mode", ["swap", "recompute", "mixed"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_preemptions_aborts_failures_and_chats_leave_every_token(mode: str, device: type[FakeRunner]) -> None:
-    policy = MixedPolicy(random.Random(1)) if mode == "mixed" else PreemptionPolicy(mode)
-    hits = swapped = 0
-    for seed in range(3):
-        driver = run_workload(
-            seed,
-            usable_blocks=40,
-            block_size=8,
-            host_blocks=80,
-            policy=policy,
-            device=device,
-            count=60,
-            state_slots=10 + 10 * seed,
-            host_state_slots=20,
-            **CHATS,
-        )
-        stats = driver.scheduler.stats()
-        assert stats.preemptions > 0
-        hits, swapped = hits + stats.cached_tokens, swapped + stats.swapped_out
-    assert hits > 0
-    assert (swapped > 0) == (mode != "recompute")
+    run_preempted_chats(mode, device, lambda seed: {"state_slots": 10 + 10 * seed, "host_state_slots": 20})
 
 
 @settings(max_examples=examples(100, quick=15), deadline=None)
