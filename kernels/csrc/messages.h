@@ -12,7 +12,8 @@ struct StepHeader {
 };
 struct StepSequence {
   int32_t row, context, query_start, queries;
-  int32_t first_block, blocks, block_at;  // `blocks` ids at `block_at` go to the row's table from `first_block` on
+  int32_t first_block, blocks, block_at;  // `blocks` ids at `block_at` go to the row's table from `first_block` on; as many
+                                          // behind them to that of layers with a window, if these have blocks of their own
   int32_t group, prefix;                  // its group, -1 for none; what group i of record i shares, in tokens
   int32_t row_context;                    // of each of its rows
 };

@@ -6,6 +6,8 @@ that sample i of the previous step chose, which the host need not know. That of 
 record for each sequence and a `KEEP` record for each keep behind those of the samples.
 
 Block tables stay on the device in one row a sequence, whatever its place in the batch, so a step sends only new blocks.
+Where layers with a window have blocks of their own, their ids follow those of the sequence's other table, as many of
+them. Messages of other models do not have them.
 `group` is the number of the group of sequences with equal leading blocks that a sequence is in (-1: none), below the
 number of sequences; `prefix` of record g is what the sequences of group g share, in tokens. Each row of a sequence has
 the sequence's `row_context`.
@@ -62,6 +64,30 @@ NO_MOVES = (0,) * len(fields(MoveInputs))
 
 
 @dataclass(slots=True)
+class WindowInputs:
+    """Where blocks of layers with a window lie, at fixed addresses, in a model that keeps them apart: the `tables[rows,
+    blocks]` (int32) that stay on the device, and of a step `block_tables[S, blocks]` (int32) and `slots[T]` (int64). As
+    wide as the tables of the other layers."""
+
+    tables: Tensor
+    block_tables: Tensor
+    slots: Tensor
+
+    @classmethod
+    def allocate(cls, rows: int, sequences: int, tokens: int, blocks: int, device: torch.device) -> WindowInputs:
+        """For steps of at most `sequences` sequences and `tokens` tokens, of `rows` that run."""
+        tables, placed = (torch.zeros((n, blocks), dtype=torch.int32, device=device) for n in (rows, sequences))
+        return cls(tables, placed, torch.zeros(tokens, dtype=torch.int64, device=device))
+
+    def addresses(self) -> tuple[int, ...]:
+        """In the order of `StepWindows` in csrc/cuda/device/step.h."""
+        return tuple(getattr(self, field.name).data_ptr() for field in fields(self))
+
+
+NO_WINDOWS = (0,) * len(fields(WindowInputs))
+
+
+@dataclass(slots=True)
 class StepInputs:
     """Where a step's inputs lie, at fixed addresses. int64: `token_ids[T]`, `positions[T]`, `slots[T]`,
     `sample_rows[R]`; int32: `block_tables[S, blocks]`, `context_lens[S]`, `query_start[S + 1]`, `groups[S]`,
@@ -79,13 +105,21 @@ class StepInputs:
     sample_rows: Tensor
     samples: Tensor
     moves: MoveInputs | None = None
+    windows: WindowInputs | None = None
 
     @classmethod
     def allocate(
-        cls, sequences: int, tokens: int, blocks: int, device: torch.device, *, states: bool = False
+        cls,
+        sequences: int,
+        tokens: int,
+        blocks: int,
+        device: torch.device,
+        *,
+        states: bool = False,
+        windows: WindowInputs | None = None,
     ) -> StepInputs:
         """For at most `sequences` sequences, and as many samples, of `blocks` blocks each, and `tokens` tokens. With
-        `states` messages have moves, and keeps behind any of the tokens."""
+        `states` messages have moves, and keeps behind any of the tokens; with `windows` they have a second table."""
 
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -96,16 +130,20 @@ class StepInputs:
             zeros(i32, sequences, blocks), zeros(i32, sequences), zeros(i32, sequences + 1),
             zeros(i32, sequences), zeros(i32, sequences), zeros(i32, tokens),
             zeros(i64, sequences), zeros(i32, sequences, SAMPLE_WORDS),
-            MoveInputs.allocate(sequences, tokens, device) if states else None,
+            MoveInputs.allocate(sequences, tokens, device) if states else None, windows,
         )  # fmt: skip
 
     def addresses(self) -> tuple[int, ...]:
-        """In the order of `StepPlaces` in csrc/cuda/module.cpp, which has no moves."""
-        return tuple(getattr(self, field.name).data_ptr() for field in fields(self)[:-1])
+        """In the order of `StepPlaces` in csrc/cuda/module.cpp, which has neither moves nor windows."""
+        return tuple(getattr(self, field.name).data_ptr() for field in fields(self)[:-2])
 
     def move_addresses(self) -> tuple[int, ...]:
         """As `MoveInputs.addresses`; all null without moves."""
         return NO_MOVES if self.moves is None else self.moves.addresses()
+
+    def window_addresses(self) -> tuple[int, ...]:
+        """As `WindowInputs.addresses`; all null where all layers have one table."""
+        return NO_WINDOWS if self.windows is None else self.windows.addresses()
 
 
 def unpack_step(
@@ -124,7 +162,7 @@ def unpack_step(
     cuda.run(
         "unpack_step", message.device,
         message.data_ptr(), rows_at(tables), previous.data_ptr(), sequences, block_size, inputs.addresses(),
-        inputs.move_addresses(),
+        inputs.move_addresses(), inputs.window_addresses(),
     )  # fmt: skip
 
 
@@ -152,24 +190,38 @@ def _unpack(
     total = len(token_ids) + padding
     inputs.token_ids[:total] = torch.from_numpy(np.append(token_ids, np.zeros(padding, np.int64)))
     inputs.positions[:total], inputs.slots[:total], inputs.row_context[:total] = 0, -1, 0
+    if inputs.windows is not None:
+        inputs.windows.slots[:total] = -1
     inputs.query_start[0] = 0
     inputs.groups[:sequences], inputs.prefix_lens[:sequences] = -1, 0
     inputs.groups[: len(records)] = torch.from_numpy(records["group"].copy())
     inputs.prefix_lens[: len(records)] = torch.from_numpy(records["prefix"].copy())
     for place, q in enumerate(records):
-        row, first, start, end = q["row"], q["first_block"], q["query_start"], q["query_start"] + q["queries"]
-        blocks = message[q["block_at"] :][: q["blocks"]]
-        tables[row, first : first + len(blocks)] = torch.from_numpy(blocks)
-        inputs.block_tables[place] = tables[row]
+        start, end = q["query_start"], q["query_start"] + q["queries"]
         inputs.context_lens[place], inputs.query_start[place + 1] = int(q["context"]), int(end)
         positions = torch.arange(q["context"] - q["queries"], q["context"])
         inputs.positions[start:end], inputs.row_context[start:end] = positions, int(q["row_context"])
-        inputs.slots[start:end] = tables[row][positions // block_size].long() * block_size + positions % block_size
+        sent = message[q["block_at"] :]
+        inputs.slots[start:end] = _take_blocks(q, sent, tables, inputs.block_tables[place], positions, block_size)
+        if (w := inputs.windows) is not None:
+            more = sent[q["blocks"] :]
+            w.slots[start:end] = _take_blocks(q, more, w.tables, w.block_tables[place], positions, block_size)
     inputs.context_lens[len(records) : sequences] = 0
     inputs.query_start[len(records) + 1 : sequences + 1] = torch.arange(len(token_ids) + 1, total + 1)
     _fill_samples(inputs, samples, sequences)
     if inputs.moves is not None:
         _fill_moves(inputs.moves, message[header["sample_at"] + len(samples) * SAMPLE_WORDS :], len(records), sequences)
+
+
+def _take_blocks(
+    record: np.void, sent: np.ndarray, tables: Tensor, place: Tensor, positions: Tensor, block_size: int
+) -> Tensor:
+    """Takes up what was `sent` of one group's blocks, copies the sequence's table to its `place`, and gives the slots
+    of `positions`."""
+    row, first, count = record["row"], record["first_block"], record["blocks"]
+    tables[row, first : first + count] = torch.from_numpy(sent[:count])
+    place.copy_(tables[row])
+    return place[positions // block_size].long() * block_size + positions % block_size
 
 
 def _fill_moves(moves: MoveInputs, words: np.ndarray, count: int, sequences: int) -> None:

@@ -345,11 +345,11 @@ def sample() -> None:
 
 
 def inputs() -> None:
-    words = torch.from_numpy(step_message(moves=True)).pin_memory()
-    message = torch.empty_like(words, device="cuda")
-    step.carry(words, message)
-    places = step.StepInputs.allocate(4, 16, 3, torch.device("cuda"), states=True)
-    step.unpack_step(message, torch.zeros(4, 3, dtype=I32).cuda(), ints(9, 9, dtype=I64), places, 4, BLOCK)
+    words = torch.from_numpy(step_message(moves=True, windows=True)).pin_memory()
+    step.carry(words, message := torch.empty_like(words, device="cuda"))
+    windows = step.WindowInputs.allocate(4, 4, 16, 3, torch.device("cuda"))
+    places = step.StepInputs.allocate(4, 16, 3, torch.device("cuda"), states=True, windows=windows)
+    step.unpack_step(message, torch.zeros_like(windows.tables), ints(9, 9, dtype=I64), places, 4, BLOCK)
     assert places.token_ids[:4].tolist() == [9, 5, 6, 7]
 
 

@@ -1,5 +1,5 @@
 """A small message of a step: of two sequences, one of which takes a token that the step before sampled. With `moves`
-the other one keeps two states."""
+the other one keeps two states, with `windows` both have blocks of layers with a window beside the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from octavo_kernels import step
 
 
-def step_message(*, moves: bool = False) -> np.ndarray:
+def step_message(*, moves: bool = False, windows: bool = False) -> np.ndarray:
     header, record, drawn = np.zeros(1, step.HEADER), np.zeros(2, step.SEQUENCE), np.zeros(2, step.SAMPLE)
     record["row"], record["context"], record["queries"], record["query_start"] = [1, 0], [20, 3], [1, 3], [0, 1]
     record["blocks"], record["group"], drawn["row"], drawn["top_p"] = [2, 1], -1, [0, 3], 1.0
@@ -21,12 +21,12 @@ def step_message(*, moves: bool = False) -> np.ndarray:
         move["read"], move["write"], move["keeps"] = [3, 0], [3, 4], [0, 2]
         keep["after"], keep["slot"] = [1, 3], [5, 6]
     block_at = sum(lengths) + 4 + sum(part.nbytes for part in (drawn, move, keep)) // 4
-    record["block_at"] = [block_at, block_at + 2]
+    record["block_at"] = [block_at, block_at + 2 + 2 * windows]
     parts = [
         header.view("<i4"),
         record.view("<i4"),
         [~0, 5, 6, 7],
         *(part.view("<i4") for part in (drawn, move, keep)),
-        [3, 4, 2],
+        [3, 4, 0, 8, 2, 9] if windows else [3, 4, 2],
     ]
     return np.concatenate(parts).astype(np.int32)

@@ -14,7 +14,7 @@ import torch
 
 from octavo_kernels import ops, reference
 from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
-from octavo_kernels.step import StepInputs
+from octavo_kernels.step import StepInputs, WindowInputs
 
 from .step_words import step_message
 from .waved import Waved, compile_one
@@ -222,11 +222,13 @@ def test_blocks_and_words_are_copied(patched):
     assert torch.equal(back, words)
 
 
-@pytest.mark.parametrize("moves", [False, True])
-def test_a_steps_inputs(patched, moves):
-    words = torch.from_numpy(step_message(moves=moves))
+@pytest.mark.parametrize(("moves", "windows"), [(False, False), (True, False), (False, True), (True, True)])
+def test_a_steps_inputs(patched, moves, windows):
+    words = torch.from_numpy(step_message(moves=moves, windows=windows))
+    found = WindowInputs.allocate(4, 4, 16, 3, torch.device("cpu"))
+    found.slots.fill_(7)  # of a step before
     inputs, tables, previous = (
-        StepInputs.allocate(4, 16, 3, torch.device("cpu"), states=moves),
+        StepInputs.allocate(4, 16, 3, torch.device("cpu"), states=moves, windows=found if windows else None),
         torch.zeros(4, 3).int(),
         torch.tensor([9, 9]),
     )
@@ -239,16 +241,22 @@ def test_a_steps_inputs(patched, moves):
         16,
         inputs.addresses(),
         inputs.move_addresses(),
+        inputs.window_addresses(),
     )
     assert inputs.token_ids[:4].tolist() == [9, 5, 6, 7]
     assert inputs.context_lens.tolist() == [20, 3, 0, 0]
     assert inputs.query_start[:3].tolist() == [0, 1, 4]
     assert tables[:2, 0].tolist() == [2, 3]
+    assert inputs.slots[:6].tolist() == [4 * 16 + 3, 32, 33, 34, -1, -1]
+    if windows:
+        assert found.tables[:2].tolist() == [[9, 0, 0], [0, 8, 0]]
+        assert found.block_tables[:2, :2].tolist() == [[0, 8], [9, 0]]
+        assert found.slots[:6].tolist() == [8 * 16 + 3, 144, 145, 146, -1, -1]
     if moves:
-        found = inputs.moves.of(inputs.query_start)
-        assert [part.tolist() for part in (found.read, found.write)] == [[3, 0, 0, 0], [3, 4, 0, 0]]
-        assert found.keep_start.tolist() == [0, 0, 2, 2, 2]
-        assert [part[:2].tolist() for part in (found.keep_after, found.keep_slot)] == [[1, 3], [5, 6]]
+        moved = inputs.moves.of(inputs.query_start)
+        assert [part.tolist() for part in (moved.read, moved.write)] == [[3, 0, 0, 0], [3, 4, 0, 0]]
+        assert moved.keep_start.tolist() == [0, 0, 2, 2, 2]
+        assert [part[:2].tolist() for part in (moved.keep_after, moved.keep_slot)] == [[1, 3], [5, 6]]
 
 
 def test_a_wave_whose_halves_part_at_a_barrier_is_noticed(waved):

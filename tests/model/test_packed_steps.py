@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from octavo_worker.assembly.follower import compute_packed
 from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.step import Masks, SampleRow
+from octavo_worker.contract.windows import BlockMoves
 from octavo_worker.ranks.board import Board
 from octavo_worker.ranks.memory import RankMemory
 from octavo_worker.ranks.rank import Rank
@@ -72,6 +73,7 @@ STEPS = st.builds(
     st.booleans(),
     PAIRS,
     PAIRS,
+    st.builds(BlockMoves, PAIRS, PAIRS, PAIRS),
 )
 
 
@@ -85,6 +87,8 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, SpecialRow):
         return value.place, value.follows, [plain(getattr(value.row, name)) for name in SampleRow.__struct_fields__]
+    if isinstance(value, BlockMoves):
+        return [plain(each) for each in (value.copies, value.swap_out, value.swap_in)]
     if isinstance(value, list | tuple | array):
         return [plain(each) for each in value]
     return value

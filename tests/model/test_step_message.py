@@ -11,14 +11,14 @@ import pytest
 import torch
 from gpus import devices
 
-from octavo_kernels.step import SAMPLE, StepInputs, carry, unpack_step
+from octavo_kernels.step import SAMPLE, StepInputs, WindowInputs, carry, unpack_step
 from octavo_worker.contract.messages import EngineSampling
 from octavo_worker.contract.step import UNKNOWN, SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.runner.cuda.packer import Packer, filtered_places
 from octavo_worker.runner.cuda.shapes import RaggedShape, StepSizes
 
-ROWS, BLOCKS, BLOCK, VOCAB, TOKENS, FIRST_HOST_BLOCK = 6, 12, 16, 500, 256, 5000
+ROWS, BLOCKS, BLOCK, VOCAB, TOKENS, FIRST_HOST_BLOCK, WINDOW = 6, 12, 16, 500, 256, 5000, 40
 SAMPLES = 4 * ROWS  # of decodes with several tokens
 
 
@@ -29,17 +29,30 @@ class AsItIs:
         return RaggedShape(0, False, False)
 
 
-def make_packer(rows: int = ROWS, first_host_block: int | None = None) -> Packer:
-    return Packer(rows=rows, block_size=BLOCK, vocab_size=VOCAB, shapes=AsItIs(), first_host_block=first_host_block)
+def make_packer(rows: int = ROWS, first_host_block: int | None = None, *, windows: bool = False) -> Packer:
+    return Packer(
+        rows=rows,
+        block_size=BLOCK,
+        vocab_size=VOCAB,
+        shapes=AsItIs(),
+        first_host_block=first_host_block,
+        windows=windows,
+    )
+
+
+def room(*, windows: bool = False) -> np.ndarray:
+    """For a message."""
+    return np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS, windows=windows), np.int32)
 
 
 class Device:
     """State that a device keeps from step to step."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", *, windows: bool = False) -> None:
         self.tables = torch.zeros((ROWS, BLOCKS), dtype=torch.int32, device=device)
         self.sampled = torch.zeros(ROWS, dtype=torch.int64, device=device)
-        self.inputs = StepInputs.allocate(SAMPLES, TOKENS, BLOCKS, torch.device(device))
+        apart = WindowInputs.allocate(ROWS, SAMPLES, TOKENS, BLOCKS, torch.device(device)) if windows else None
+        self.inputs = StepInputs.allocate(SAMPLES, TOKENS, BLOCKS, torch.device(device), windows=apart)
 
     def unpack(self, message: np.ndarray, sequences: int) -> StepInputs:
         sent = torch.from_numpy(message.copy()).to(self.tables.device)
@@ -53,12 +66,13 @@ def records(inputs: StepInputs) -> np.ndarray:
 
 
 class Run:
-    """A sequence as the scheduler would run it: chunks, then decodes; its table grows, its tail may be copied, and the
-    oldest blocks of some go to the host."""
+    """A sequence as the scheduler would run it: chunks, then decodes; its tables grow, their tails may be copied, the
+    oldest blocks of some go to the host, and layers with a window give up what it has left."""
 
     def __init__(self, number: int, rng: random.Random) -> None:
         self.number, self.rng = number, rng
         self.table: list[int] = []
+        self.windows: list[int] = []
         self.on_host = 0
         self.is_oversized = rng.random() < 0.5
         self.done = 0
@@ -70,21 +84,24 @@ class Run:
     def step(self, count: int, samples: int, *, each: bool = False) -> SequenceStep:
         """`count` tokens; `samples` of the last one, or of `each`."""
         rng, table = self.rng, list(self.table)
-        if self.done % BLOCK and rng.random() < 0.2:
-            table[-1] = rng.randrange(1, 1000)
+        for tail in (table, self.windows):
+            if self.done % BLOCK and rng.random() < 0.2:
+                tail[-1] = rng.randrange(1, 1000)
+        left = max(0, self.done + 1 - WINDOW) // BLOCK
+        self.windows = [0] * left + self.windows[left:]
         if self.is_oversized and rng.random() < 0.3:
             more = rng.randrange(self.done // BLOCK - self.on_host + 1)
             hosts = [FIRST_HOST_BLOCK + rng.randrange(1, 1000) for _ in range(more)]
             table[self.on_host : self.on_host + more] = hosts
             self.on_host += more
         end = self.done + count
-        self.table = table + [rng.randrange(1, 1000) for _ in range(-(-end // BLOCK) - len(table))]
+        grown = -(-end // BLOCK) - len(table)
+        self.table, self.windows = ([*old, *rng.choices(range(1, 1000), k=grown)] for old in (table, self.windows))
         specs = [SampleSpec(self.params, 0 if each else index, [], []) for index in range(samples)]
         tokens = [rng.randrange(VOCAB) for _ in range(count)]
         rows = tuple(sorted(rng.sample(range(count), samples))) if each else ()
-        step = SequenceStep(
-            tokens, self.done, self.table, specs, rows, run_id=self.number, row_context=self.number * 1000
-        )
+        more = {"run_id": self.number, "row_context": self.number * 1000, "window_table": self.windows}
+        step = SequenceStep(tokens, self.done, self.table, specs, rows, **more)  # type: ignore[arg-type]
         self.done = end
         return step
 
@@ -118,11 +135,12 @@ def random_plans(seed: int, steps: int, calm: float = 0.0) -> Iterator[StepPlan]
             yield StepPlan([*steps_of_decodes, *chunks], len(decodes))
 
 
+@pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize("calm", [0.0, 0.7])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_device_sees_what_the_plan_says(seed: int, calm: float) -> None:
-    packer = make_packer(first_host_block=FIRST_HOST_BLOCK)
-    device, message = Device(), np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
+def test_the_device_sees_what_the_plan_says(seed: int, calm: float, windows: bool) -> None:
+    packer = make_packer(first_host_block=FIRST_HOST_BLOCK, windows=windows)
+    device, message = Device(windows=windows), room(windows=windows)
     host_steps = several = 0
     for plan in random_plans(seed, 150 if calm else 60, calm):
         steps, packed = plan.sequences, packer.pack(plan, message)
@@ -142,6 +160,13 @@ def test_the_device_sees_what_the_plan_says(seed: int, calm: float) -> None:
         for row, table, length in zip(got.block_tables, want.block_tables, want.context_lens.tolist(), strict=False):
             used = -(-length // BLOCK)
             assert torch.equal(row[:used], table[:used])
+        assert (got.windows is not None) == windows
+        if got.windows is not None:
+            assert want.windows is not None
+            assert torch.equal(got.windows.slots[:tokens], want.windows.slots)
+            for row, step in zip(got.windows.block_tables, steps, strict=False):
+                first, used = max(0, step.start + 1 - WINDOW) // BLOCK, -(-step.end // BLOCK)
+                assert row[first:used].tolist() == list(step.window_table[first:used])
         starts = want.query_start.tolist()
         rows = [start + row for start, step in zip(starts, steps, strict=False) for row in step.rows]
         samples = [step.sample_row(number) for step in steps for number in range(len(step.samples))]
@@ -190,11 +215,15 @@ def test_parallel_samples_of_one_prompt_have_their_indices() -> None:
 
 
 def test_padding_is_written_nowhere() -> None:
-    packer, device = make_packer(), Device()
-    message = np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
+    packer, device, message = make_packer(windows=True), Device(windows=True), room(windows=True)
+    assert device.inputs.windows is not None
+    device.inputs.windows.slots.fill_(7)  # of a step before
     packer.pack(StepPlan([Run(1, random.Random(1)).step(1, 1)], 1), message)
     got = device.unpack(message, 4)
     assert got.slots[:4].tolist()[1:] == [-1, -1, -1]
+    assert got.windows is not None
+    assert got.windows.slots[:4].tolist()[1:] == [-1, -1, -1]
+    assert got.windows.slots[0] > 0
     assert got.context_lens[:4].tolist() == [1, 0, 0, 0]
     assert got.query_start[:5].tolist() == [0, 1, 2, 3, 4]
     assert records(got)["temperature"][1:4].tolist() == [0, 0, 0]
@@ -292,11 +321,11 @@ def test_a_plan_of_swaps_alone_has_no_message() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_kernel_reads_messages_as_the_cpu_does(seed: int) -> None:
-    packer = make_packer()
-    message = np.zeros(Packer.capacity(ROWS, SAMPLES, TOKENS, BLOCKS), np.int32)
-    cpu, gpu = Device("cpu"), Device("cuda")
+def test_the_kernel_reads_messages_as_the_cpu_does(seed: int, windows: bool) -> None:
+    packer, message = make_packer(windows=windows), room(windows=windows)
+    cpu, gpu = Device("cpu", windows=windows), Device("cuda", windows=windows)
     for plan in random_plans(seed, 60):
         steps, packed = plan.sequences, packer.pack(plan, message)
         padded = random.Random(seed).randrange(len(steps), ROWS + 1)
@@ -304,17 +333,25 @@ def test_the_kernel_reads_messages_as_the_cpu_does(seed: int) -> None:
             padded = len(steps)
         one, other = (device.unpack(packed.words, padded) for device in (cpu, gpu))
         used = [-(-int(length) // BLOCK) for length in one.context_lens[: len(steps)]]
-        for field in fields(StepInputs):
-            a, b = getattr(one, field.name), getattr(other, field.name).cpu()
-            if field.name == "block_tables":
+        total = packed.sizes.tokens + padded - len(steps)
+        for name, a in tensors(one).items():
+            b = tensors(other)[name].cpu()
+            if name.endswith("block_tables"):
                 for row, blocks in enumerate(used):
-                    assert torch.equal(a[row, :blocks], b[row, :blocks])
-            elif field.name in ("token_ids", "positions", "slots"):
-                total = packed.sizes.tokens + padded - len(steps)
-                assert torch.equal(a[:total], b[:total]), field.name
+                    assert torch.equal(a[row, :blocks], b[row, :blocks]), name
+            elif name.endswith(("token_ids", "positions", "slots", "row_context")):
+                assert torch.equal(a[:total], b[:total]), name
             else:
-                size = padded + (field.name == "query_start")
-                assert torch.equal(a[:size], b[:size]), field.name
+                size = padded + (name == "query_start")
+                assert torch.equal(a[:size], b[:size]), name
+
+
+def tensors(inputs: StepInputs) -> dict[str, torch.Tensor]:
+    """By name, without what a model of no states or of one group lacks."""
+    found = {field.name: getattr(inputs, field.name) for field in fields(inputs)[:-2]}
+    if inputs.windows is not None:
+        found |= {f"windows.{name}": getattr(inputs.windows, name) for name in ("block_tables", "slots")}
+    return found
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from gpu_on_cpu import pretend
 from octavo_worker.assembly.follower import compute_packed
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.assembly.models import load_model
+from octavo_worker.contract.cache import group_window
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
@@ -61,7 +62,8 @@ def follow(runner: CudaRunner, board: Board) -> None:
 
 
 def runner_of(model: CausalModel, leader: Leader | None = None) -> CudaRunner:
-    cache = CacheConfig(BLOCKS, 16, BLOCKS)
+    windows = BLOCKS if group_window(model.cache) else 0  # layers with a window have a group of their own
+    cache = CacheConfig(BLOCKS, 16, BLOCKS, num_window_blocks=windows, num_host_window_blocks=windows)
     return CudaRunner(model, cache, LENGTH, BUDGET, max_running=64, graphs=False, leader=leader)
 
 
@@ -74,7 +76,7 @@ def options_of(model: str, **more: int) -> ModelOptions:
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
 def test_steps_travel_packed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All kinds of requests, with much memory and with little: filters, penalties, beams, scores, swaps. The norm
-    behind a sum is part of it, or follows other norms, or is of another kind."""
+    behind a sum is part of it, or follows other norms, or is of another kind. One of them has two groups of blocks."""
     save(name, tmp_path)
     alone = load_runner(options_of(str(tmp_path)))
     pretend(monkeypatch)

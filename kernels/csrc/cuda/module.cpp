@@ -36,6 +36,7 @@ inline auto fields(StepPlaces& x) {
                   x.row_context, x.sample_rows, x.samples);
 }
 inline auto fields(StepMoves& x) { return std::tie(x.read, x.write, x.keep_start, x.keep_after, x.keep_slot); }
+inline auto fields(StepWindows& x) { return std::tie(x.tables, x.block_tables, x.slots); }
 
 }  // namespace octavo
 
@@ -215,7 +216,7 @@ void define_sampling(py::module_& m) {
     check("logprobs", logprobs(a, stream_at(stream)));
   });
   m.def("unpack_step", [](Address message, const Rows& tables, Address previous, int sequences, int block_size,
-                          const StepPlaces& to, const StepMoves& moves, Address stream) {
+                          const StepPlaces& to, const StepMoves& moves, const StepWindows& windows, Address stream) {
     StepArgs a{};
     a.message = at<int32_t>(message), a.previous = at<int64_t>(previous);
     a.tables = static_cast<int32_t*>(tables.data), a.table_stride = tables.stride;
@@ -223,7 +224,7 @@ void define_sampling(py::module_& m) {
     a.token_ids = to.token_ids, a.positions = to.positions, a.slots = to.slots, a.block_tables = to.block_tables;
     a.context_lens = to.context_lens, a.query_start = to.query_start, a.groups = to.groups, a.prefix_lens = to.prefix_lens;
     a.row_context = to.row_context;
-    a.sample_rows = to.sample_rows, a.samples = to.samples, a.moves = moves;
+    a.sample_rows = to.sample_rows, a.samples = to.samples, a.moves = moves, a.windows = windows;
     check("unpack_step", unpack_step(a, stream_at(stream)));
   });
   m.def("carry", [](Address from, Address to, int64_t words, Address stream) {

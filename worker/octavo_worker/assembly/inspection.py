@@ -27,7 +27,7 @@ from octavo_worker.model.checkpoint.formats.stored import UNUSED, Method, Part, 
 from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut
 from octavo_worker.model.config_file import FileConfig
-from octavo_worker.model.decoder import DecoderLayers, reads_windows
+from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.linear import Dense, Linear, Products
 from octavo_worker.model.layers.mixture import EXPERTS_DOWN, EXPERTS_GATE_UP, ROUTER, SHARED_GATE_UP, ExpertMlp
@@ -98,19 +98,17 @@ def inspect(options: ModelOptions) -> Inspection:
     products = _products(layers, chosen.dtype, device)
     quantization = " + ".join(sorted(frozenset[str]().union(*(linear.forms for linear in layers.linears))))
     nbytes = sum(product.nbytes for product in products)
-    kept = _kept(layers, chosen.dtype, ops.KV_DTYPES.get(options.kv_dtype, chosen.dtype), device)
+    kept = _kept(layers, chosen.dtype, ops.KV_DTYPES.get(options.kv_dtype, chosen.dtype))
     if device.type == "cpu" and nbytes < CACHED:
         return Inspection(shown, name, quantization, products, nbytes, None, None, chosen.advice, *kept)
     rate = read_rate(device)
     return Inspection(shown, name, quantization, products, nbytes, rate, rate / nbytes, chosen.advice, *kept)
 
 
-def _kept(
-    layers: DecoderLayers, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
-) -> tuple[int, int, int]:
+def _kept(layers: DecoderLayers, dtype: torch.dtype, kv_dtype: torch.dtype) -> tuple[int, int, int]:
     """Bytes of a token in each group of blocks, in a cache of the type `kv_dtype`, and the window of the second."""
     specs, name = [block.attention.kept(dtype) for block in layers.blocks], dtype_name(kv_dtype)
-    window = group_window(specs) if reads_windows(device) else 0
+    window = group_window(specs)
     if not window:
         return KvLayout.of(specs, 1, name).block_bytes, 0, 0
     full, windowed = (KvLayout.of(in_group(specs, windowed=each), 1, name).block_bytes for each in (False, True))

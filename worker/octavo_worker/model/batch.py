@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,13 @@ from octavo_worker.model.recurrent.slots import moves_of
 from octavo_worker.model.stage import Stage
 
 
-@dataclass(frozen=True, slots=True)
-class Paging:
-    """Blocks of one group in a batch: `block_tables[S, blocks]` (int32), and `slots[T]` (int64), where K and V go."""
+class Paging(NamedTuple):
+    """Blocks of one group in a batch: `block_tables[S, blocks]` (int32), and `slots[T]` (int64), where K and V go. With
+    a `stage` attention reads each layer there instead of in the cache."""
 
     block_tables: Tensor
     slots: Tensor
+    stage: Stage | None = None
 
 
 @dataclass(slots=True)
@@ -34,9 +35,8 @@ class Batch:
     `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`, `row_context[T]` (the
     `SequenceStep`'s; None in batches of drafts). On CUDA: `plans` are
     what the layers of each shape of attention share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
-    equal leading blocks, and with a `stage` attention reads each layer there instead of in the cache. `moves` are what
-    the step does with recurrent states. `windows` are the blocks of layers with a window, where these are a group of
-    their own."""
+    equal leading blocks, and `stage` is that of their blocks. `moves` are what the step does with recurrent states.
+    `windows` are the blocks of layers with a window, where these are a group of their own: those are never staged."""
 
     token_ids: Tensor
     positions: Tensor
@@ -52,11 +52,11 @@ class Batch:
     moves: Moves | None = None
     windows: Paging | None = None
 
-    def paging(self, window: int) -> tuple[Tensor, Tensor]:
-        """Tables and slots of a layer with this `window` (0: none)."""
+    def paging(self, window: int) -> Paging:
+        """Blocks of a layer with this `window` (0: none)."""
         if window and self.windows is not None:
-            return self.windows.block_tables, self.windows.slots
-        return self.block_tables, self.slots
+            return self.windows
+        return Paging(self.block_tables, self.slots, self.stage)
 
 
 def ragged_batch(sequences: Sequence[SequenceStep], block_size: int, vocab_size: int) -> Batch:

@@ -62,12 +62,6 @@ class Taps(Protocol):
         ...
 
 
-def reads_windows(device: torch.device) -> bool:
-    """True if layers with a window may have blocks of their own: plans and graphs of a GPU know one table of a
-    sequence."""
-    return device.type == "cpu"
-
-
 class Decoder:
     """Runs ragged batches against a paged KV cache.
 
@@ -78,6 +72,7 @@ class Decoder:
     """
 
     is_capturable = True
+    reads_windows = True
     route = DECODER
     kept_bytes = 0
     taps: Taps | None = None
@@ -104,7 +99,6 @@ class Decoder:
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size
         self.cache = tuple(block.attention.kept(self.dtype) for block in layers.blocks)
-        self.reads_windows = reads_windows(self.device)
         self.states = tuple(
             mixer.state if isinstance(mixer, RecurrentMixer | BranchMixer) else None for mixer in self._mixers
         )

@@ -23,6 +23,21 @@ __device__ void unpack_moves(const StepArgs& a, const StepHeader& header, int i,
     a.moves.keep_after[k] = keeps[k].after, a.moves.keep_slot[k] = keeps[k].slot;
 }
 
+// Blocks of one group of a sequence: `sent` go to its row of the tables, and all to its place in the batch.
+__device__ void unpack_blocks(const StepArgs& a, const StepSequence& q, const int32_t* sent, int32_t* row, int32_t* place, int thread) {
+  const int used = (q.context + a.block_size - 1) / a.block_size;
+  for (int b = thread; b < used; b += kThreads) {
+    const bool is_new = b >= q.first_block && b < q.first_block + q.blocks;
+    const int32_t block = is_new ? sent[b - q.first_block] : row[b];
+    if (is_new) row[b] = block;
+    place[b] = block;
+  }
+}
+
+__device__ int64_t slot_of(const int32_t* table, int position, int block_size) {
+  return int64_t(table[position / block_size]) * block_size + position % block_size;
+}
+
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant__ StepArgs a) {
   wait_for_previous_kernel();
   launch_next_kernel();
@@ -42,20 +57,15 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
       const int token = header.tokens + i - header.sequences;
       a.context_lens[i] = 0, a.query_start[i + 1] = token + 1, a.groups[i] = -1, a.prefix_lens[i] = 0;
       a.token_ids[token] = a.positions[token] = 0, a.slots[token] = -1, a.row_context[token] = 0;
+      if (a.windows.slots) a.windows.slots[token] = -1;
     }
     return;
   }
   const StepSequence q = reinterpret_cast<const StepSequence*>(a.message + header.sequence_at)[i];
-  int32_t* table = a.tables + q.row * a.table_stride;
-  int32_t* mine = a.block_tables + i * a.table_stride;
+  const int64_t row = q.row * a.table_stride, place = i * a.table_stride;
   const int32_t* blocks = a.message + q.block_at;
-  const int used = (q.context + a.block_size - 1) / a.block_size;
-  for (int b = thread; b < used; b += kThreads) {
-    const bool sent = b >= q.first_block && b < q.first_block + q.blocks;
-    const int32_t block = sent ? blocks[b - q.first_block] : table[b];
-    if (sent) table[b] = block;
-    mine[b] = block;
-  }
+  unpack_blocks(a, q, blocks, a.tables + row, a.block_tables + place, thread);
+  if (a.windows.slots) unpack_blocks(a, q, blocks + q.blocks, a.windows.tables + row, a.windows.block_tables + place, thread);
   if (thread == 0) {
     a.context_lens[i] = q.context, a.groups[i] = q.group, a.prefix_lens[i] = q.prefix;
     a.query_start[i + 1] = q.query_start + q.queries;
@@ -69,7 +79,8 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
     const int at = q.query_start + t;
     a.token_ids[at] = token;
     a.positions[at] = position, a.row_context[at] = q.row_context;
-    a.slots[at] = int64_t(mine[position / a.block_size]) * a.block_size + position % a.block_size;
+    a.slots[at] = slot_of(a.block_tables + place, position, a.block_size);
+    if (a.windows.slots) a.windows.slots[at] = slot_of(a.windows.block_tables + place, position, a.block_size);
   }
 }
 

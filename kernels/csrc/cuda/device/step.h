@@ -12,6 +12,12 @@ struct StepMoves {
   int32_t *read, *write, *keep_start, *keep_after, *keep_slot;
 };
 
+// Where blocks of layers with a window go, in a model that keeps them apart. One group of blocks: all null.
+struct StepWindows {
+  int32_t *tables, *block_tables;  // as those of the first group, with their stride
+  int64_t* slots;
+};
+
 struct StepArgs {
   const int32_t* message;
   int32_t* tables;  // [rows][table_stride], kept from step to step
@@ -24,6 +30,7 @@ struct StepArgs {
   int64_t* sample_rows;
   StepSample* samples;
   StepMoves moves;
+  StepWindows windows;
 };
 
 cudaError_t unpack_step(const StepArgs&, cudaStream_t);

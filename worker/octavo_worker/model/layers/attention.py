@@ -110,21 +110,21 @@ class Attention:
         q, b.attended = (each.view(rows, c.num_heads, c.head_dim) for each in (q, b.narrowed(b.room, c.q_size)))
         self.qkv.apply(x, qkv if self.columns == qkv.shape[1] else qkv[:, : self.columns])
         self._adjust(qkv, batch)
-        tables, slots = batch.paging(self.layer.sliding_window)
+        tables, slots, stage = batch.paging(self.layer.sliding_window)
         if self.layer.shares is not None:
             slots = torch.full_like(slots, -1)  # nothing is written
         written = (qkv, q, self.cache, slots, batch.positions, self.cos_sin)
         queries = (batch.context_lens, batch.query_start, b.attended, self.layer.scale)
         plan = batch.plans.get(self.shape)
-        if batch.stage is None and self.rotated_weight is None and self.layer.shares is None:
+        if stage is None and self.rotated_weight is None and self.layer.shares is None:
             ops.rope_attention(*written, tables, *queries, sinks=self.sinks, plan=plan, **self.norms, **self.reading)
             return
         ops.rope_write_kv(*written, block_size=self.reading["block_size"], **self.norms)
         if self.rotated_weight is not None:
             q.mul_(self.rotated_weight)
         cache = self.cache
-        if batch.stage is not None:
-            cache, tables = batch.stage.gather(self.cache), batch.stage.tables  # with what was just written
+        if stage is not None:
+            cache, tables = stage.gather(self.cache), stage.tables  # with what was just written
         ops.paged_attention(q, cache, tables, *queries, sinks=self.sinks, plan=plan, **self.reading)
 
     def _adjust(self, qkv: Tensor, batch: Batch) -> None:

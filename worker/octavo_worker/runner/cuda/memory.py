@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from octavo_kernels.ops import KV_DTYPES
+from octavo_worker.contract.cache import group_window
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.decoder import Decoder
@@ -40,9 +41,9 @@ def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *o
     logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
     cached = KV_DTYPES.get(options.kv_dtype)
     partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len, cached) for m in (model, *others))
-    tables = (
-        (options.max_running * (1 + len(others)) + options.most_samples) * -(-max_model_len // options.block_size) * 4
-    )
+    groups = 2 if model.reads_windows and group_window(model.cache) else 1
+    rows = groups * (options.max_running + options.most_samples) + options.max_running * len(others)
+    tables = rows * -(-max_model_len // options.block_size) * 4
     staged = STAGE_BYTES if options.host_cache_bytes else 0
     made = 2 * (expert_bytes(model) + latent_bytes(model)) + recurrent_bytes(model)
     return logits + made + partial + tables + staged + WORKSPACE

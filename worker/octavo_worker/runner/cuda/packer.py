@@ -2,9 +2,8 @@
 
 A message is int32 words: a header, a record for each sequence, token ids, a record for each sample, of a model with
 states their moves, block ids. Only what the device does not have is sent: block ids that are new since the last step of
-a run. A token that the host does
-not know yet is `~n`. With n a sample of the step launched before, the device takes that sample; with n in `Packer`'s
-range of draft places, the draft that a draft pass left there.
+a run. A token that the host does not know yet is `~n`. With n a sample of the step launched before, the device takes
+that sample; with n in `Packer`'s range of draft places, the draft that a draft pass left there.
 """
 
 from __future__ import annotations
@@ -18,9 +17,11 @@ import numpy as np
 
 from octavo_kernels.sampling.sample import SAMPLE, SAMPLE_WORDS
 from octavo_kernels.step import HEADER, SEQUENCE
-from octavo_worker.contract.step import SampleRow, SampleSpec, SequenceStep, StepError, StepPlan, count_host_blocks
+from octavo_worker.contract.step import SampleRow, SampleSpec, SequenceStep, StepError, StepPlan
+from octavo_worker.contract.windows import NO_MOVES, BlockMoves
 from octavo_worker.runner.base import PromptScores, prompt_scores
 from octavo_worker.runner.cuda.moves import most_words, pack_moves
+from octavo_worker.runner.cuda.sent_tables import SentTables, fill
 from octavo_worker.runner.cuda.shapes import Shape, StepSizes
 
 HEADER_SAMPLES, HEADER_SAMPLE_AT = HEADER.names.index("samples"), HEADER.names.index("sample_at")
@@ -51,7 +52,7 @@ class PackedStep:
     `words` (int32) is the message, in the memory that it was packed into; `shape` is the padded shape. A step without
     sequences has neither. `samples[S]` are the numbers of samples of the sequences. Samples at the places `masked`
     (int64, ascending) need a mask beside temperature and filters, and nothing else; those in `special` need more.
-    Swaps, copies and `uses_swapped_in` are those of the plan.
+    Swaps, copies and `uses_swapped_in` are those of the plan; `windows` are those of the second group of blocks.
     """
 
     words: np.ndarray
@@ -67,6 +68,7 @@ class PackedStep:
     uses_swapped_in: bool
     state_out: Sequence[tuple[int, int]] = ()
     state_in: Sequence[tuple[int, int]] = ()
+    windows: BlockMoves = NO_MOVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,9 @@ class Packer:
     its blocks were sent, its sampling parameters. When a run begins, absent runs are evicted, whether they have ended
     or pause.
 
-    `first_host_block`: the first id of the host's blocks; None if no table ever has any. `guesses`: the range of draft
-    places, behind the samples of a step; a plan has `~place` for a draft that the device fills in. With `states`
-    messages have the moves of the sequences."""
+    `first_host_block` and `windows` are those of `SentTables`. `guesses`: the range of draft places, behind the samples
+    of a step; a plan has `~place` for a draft that the device fills in. With `states` messages have the moves of the
+    sequences."""
 
     def __init__(
         self,
@@ -113,17 +115,15 @@ class Packer:
         first_host_block: int | None = None,
         guesses: range = range(0),
         states: bool = False,
+        windows: bool = False,
     ) -> None:
         self._guesses, self._states = guesses, states
-        self._block_size = block_size
-        self._first_host_block = first_host_block
+        self._tables = SentTables(rows, block_size, first_host_block, windows=windows)
         self._vocab_size = vocab_size
         self._shapes = shapes
         self._row_of: dict[int, int] = {}
         self._free = list(range(rows))
         self._passing: list[int] = []  # rows of the last step's sequences without a run id, free for the next step
-        self._sent = np.zeros(rows, np.int32)  # entries of the row's block table that the device has
-        self._on_host = np.zeros(rows, np.int32)  # leading ones of those that are host blocks
         self._sampling = np.zeros(rows, SAMPLE)
         self._is_known = np.zeros(rows, bool)  # `_sampling` of the row is filled in
         self._is_special = np.zeros(rows, bool)
@@ -131,11 +131,13 @@ class Packer:
         self._latest: Layout | None = None  # of a batch of decodes, which often stays the same for many steps
 
     @staticmethod
-    def capacity(rows: int, samples: int, tokens: int, blocks: int, *, states: bool = False) -> int:
+    def capacity(
+        rows: int, samples: int, tokens: int, blocks: int, *, states: bool = False, windows: bool = False
+    ) -> int:
         """Words of the longest message, of `rows` sequences with `blocks` blocks each, `samples` and `tokens` in
         all."""
-        moves = most_words(rows, tokens) if states else 0
-        return HEADER_WORDS + rows * (SEQUENCE_WORDS + blocks) + samples * SAMPLE_WORDS + tokens + moves
+        moves, ids = most_words(rows, tokens) if states else 0, blocks * (1 + windows)
+        return HEADER_WORDS + rows * (SEQUENCE_WORDS + ids) + samples * SAMPLE_WORDS + tokens + moves
 
     def pack(self, plan: StepPlan, message: np.ndarray) -> PackedStep:
         """Writes the message into `message` (int32). Raises `StepError` for a token id outside the vocabulary."""
@@ -160,7 +162,7 @@ class Packer:
         sequences["group"][: len(plan.groups)] = plan.groups
         sequences["prefix"][: len(plan.prefix_lens)] = plan.prefix_lens
         message[token_at:sample_at] = tokens
-        words = self._pack_blocks(steps, layout.rows, starts, contexts, sequences, message, block_at)
+        words = self._tables.pack(steps, layout.rows, starts, contexts, sequences, message, block_at)
 
         records = message[sample_at:move_at].view(SAMPLE)
         records[:] = layout.records
@@ -180,6 +182,7 @@ class Packer:
             plan.uses_swapped_in,
             plan.state_out,
             plan.state_in,
+            plan.windows,
         )
 
     def _layout(self, plan: StepPlan) -> Layout:
@@ -218,7 +221,7 @@ class Packer:
             contexts,
             is_shared=bool(plan.groups),
             is_scored=any(step.prompt_logprobs is not None for step in plan.sequences[plan.num_decodes :]),
-            on_host=self._on_host[layout.rows] > 0,
+            on_host=self._tables.on_host(layout.rows),
         )
 
     def _tokens(self, plan: StepPlan, layout: Layout) -> np.ndarray:
@@ -232,7 +235,7 @@ class Packer:
         tokens = np.empty(int(query_ends[-1]), np.int64)
         decoded = int(query_ends[decodes - 1]) if decodes else 0
         tokens[:decoded] = list(chain.from_iterable([s.tokens for s in steps[:decodes]]))
-        _fill(tokens[decoded:], [s.tokens for s in steps[decodes:]])
+        fill(tokens[decoded:], [s.tokens for s in steps[decodes:]])
         if tokens.min() >= 0 and tokens.max() < self._vocab_size:
             return tokens
         following = [place for place, sample in enumerate(follows) if sample is not None]
@@ -274,58 +277,16 @@ class Packer:
         for run_id in [run_id for run_id in self._row_of if run_id not in here]:
             self._free.append(self._row_of.pop(run_id))
         if len(self._free) < rows.count(-1):
-            raise ValueError(f"{len(steps)} sequences in a step, but the runner was made for {len(self._sent)}")
+            raise ValueError(f"{len(steps)} sequences in a step, but the runner was made for {len(self._tables)}")
         for place, step in enumerate(steps):
             if rows[place] < 0:
                 rows[place] = row = self._free.pop()
-                self._sent[row], self._on_host[row], self._is_known[row] = 0, 0, False
+                self._tables.forget(row)
+                self._is_known[row] = False
                 if step.run_id:
                     self._row_of[step.run_id] = row
                 else:
                     self._passing.append(row)
-
-    def _pack_blocks(
-        self,
-        steps: Sequence[SequenceStep],
-        rows: np.ndarray,
-        starts: np.ndarray,
-        contexts: np.ndarray,
-        sequences: np.ndarray,
-        message: np.ndarray,
-        block_at: int,
-    ) -> int:
-        """Writes the block ids that the device does not have, and the one that is written next, which may be a new
-        copy. Returns the words of the whole message."""
-        first = np.minimum(self._sent[rows], starts // self._block_size)
-        self._find_host_blocks(steps, rows, first)
-        end = -(-contexts // self._block_size)
-        self._sent[rows] = end
-        counts = end - first
-        ends = np.cumsum(counts)
-        total = int(ends[-1])
-        sequences["first_block"], sequences["blocks"] = first, counts
-        sequences["block_at"] = block_at + ends - counts
-        if total == len(steps):
-            message[block_at : block_at + total] = [
-                s.block_table[at] for s, at in zip(steps, first.tolist(), strict=True)
-            ]
-        else:
-            ranges = zip(steps, first.tolist(), end.tolist(), strict=True)
-            _fill(message[block_at : block_at + total], [s.block_table[at:to] for s, at, to in ranges])
-        return block_at + total
-
-    def _find_host_blocks(self, steps: Sequence[SequenceStep], rows: np.ndarray, first: np.ndarray) -> None:
-        """Lowers `first`, the first table entry that each sequence sends, to the first that was swapped to the host
-        since."""
-        host = self._first_host_block
-        if host is None:
-            return
-        heads = np.fromiter((s.block_table[0] for s in steps), np.int32, len(steps))
-        for place in np.flatnonzero(heads >= host).tolist():
-            row, count = rows[place], count_host_blocks(steps[place].block_table, host)
-            if count > self._on_host[row]:
-                first[place] = min(first[place], self._on_host[row])
-                self._on_host[row] = count
 
     def _learn(self, steps: Sequence[SequenceStep], rows: np.ndarray) -> None:
         for place in np.flatnonzero(~self._is_known[rows]).tolist():
@@ -350,7 +311,7 @@ def _without_sequences(plan: StepPlan) -> PackedStep:
     none = np.zeros(0, np.int32)
     sizes = StepSizes(0, 0, 0, 0, none, none, is_shared=False, is_scored=False, on_host=none)
     moves = plan.copies, plan.swap_out, plan.swap_in, plan.uses_swapped_in, plan.state_out, plan.state_in
-    return PackedStep(none, sizes, None, [], none.astype(np.int64), [], [], *moves)
+    return PackedStep(none, sizes, None, [], none.astype(np.int64), [], [], *moves, plan.windows)
 
 
 def _tokens_after(steps: Sequence[SequenceStep], queries: np.ndarray, owners: np.ndarray) -> np.ndarray | int:
@@ -372,14 +333,6 @@ def _special_rows(steps: Sequence[SequenceStep], places: list[int], query_starts
         follows = -1 if step.follows is None else int(query_starts[owner])
         rows.append(SpecialRow(place, step.sample_row(number), follows))
     return rows
-
-
-def _fill(words: np.ndarray, parts: list[Sequence[int]]) -> None:
-    """Concatenates the parts into `words`: arrays are copied as a whole, not word by word."""
-    at = 0
-    for part in parts:
-        words[at : at + len(part)] = part
-        at += len(part)
 
 
 def _record(spec: SampleSpec, vocab_size: int) -> tuple[int | float, ...]:

@@ -11,10 +11,10 @@ from torch import Tensor
 from octavo_kernels import ops
 from octavo_kernels.attention.plan import chunk_tokens, few_queries, split_queries
 from octavo_kernels.cuda import reads_prefixes_once
-from octavo_kernels.step import StepInputs, carry, unpack_step
+from octavo_kernels.step import StepInputs, WindowInputs, carry, unpack_step
 from octavo_worker.contract.cache import heads_per_kv, windows_of
 from octavo_worker.contract.step import Done, Launched, Masks, SharedReading, StepError, StepPlan
-from octavo_worker.model.batch import Batch
+from octavo_worker.model.batch import Batch, Paging
 from octavo_worker.model.causal_model import CacheConfig, CausalModel
 from octavo_worker.model.stage import Stage
 from octavo_worker.model.transfer import on_device
@@ -76,13 +76,12 @@ class CudaRunner(BaseRunner):
         device, blocks = model.device, -(-max_model_len // cache.block_size)
         self.most_samples = samples = most_samples or max_running
         tokens = token_budget + samples  # the most in a step: of prompts, and of decodes
-        states = self.state_layout.slot_bytes > 0
-        words = Packer.capacity(max_running, samples, tokens, blocks, states=states)
+        words = Packer.capacity(max_running, samples, tokens, blocks, **self._kinds)
         self.shared_reading = _shared_reading(model, cache.block_size, self.kv_cache.dtype)
         self._mailbox = Mailbox(words, samples)
         self._message = torch.zeros(words, dtype=torch.int32, device=device)
         self._tables = torch.zeros((max_running, blocks), dtype=torch.int32, device=device)
-        self._inputs = StepInputs.allocate(samples, tokens, blocks, device, states=states)
+        self._inputs = self._step_inputs(samples, tokens, blocks)
         self._is_first = model.group is None or model.group.rank.index == 0
         guessed = min(max_running, samples // 2)  # sequences: each has two samples at least
         self._sampler = StepSampler(self.rows, self._inputs, reads=self._is_first, guesses=drafts * guessed)
@@ -113,15 +112,31 @@ class CudaRunner(BaseRunner):
             shapes=self._shapes,
             first_host_block=self.first_host_block if self.reads_host else None,
             guesses=self.draft_places.all,
-            states=states,
+            **self._kinds,
         )
         self._graphs = StepGraphs(self._run, self._try) if graphs and model.is_capturable is not False else None
         torch.cuda.synchronize(device)
 
+    @property
+    def _kinds(self) -> dict[str, bool]:
+        """Kinds of words that messages have for this model, beside those of all."""
+        return {"states": self.state_layout.slot_bytes > 0, "windows": self.windows is not None}
+
+    def _step_inputs(self, sequences: int, tokens: int, blocks: int) -> StepInputs:
+        device, inputs = self.model.device, None
+        if self.windows is not None:
+            inputs = WindowInputs.allocate(self.max_running, sequences, tokens, blocks, device)
+        states = self.state_layout.slot_bytes > 0
+        return StepInputs.allocate(sequences, tokens, blocks, device, states=states, windows=inputs)
+
     def _swap_streams(self) -> SwapStreams:
+        windows = SwapPool(self.kv_cache[:0], self.host_cache[:0], 0)  # without a second group nothing of it moves
+        if self.window_pools is not None and self.windows is not None:
+            windows = SwapPool(self.window_pools.device, self.window_pools.host, self.windows.first_host_block)
         return SwapStreams(
             SwapPool(self.kv_cache, self.host_cache, self.first_host_block),
             SwapPool(self.states, self.host_states, self.first_host_state_slot),
+            windows,
         )
 
     def launch(self, plan: StepPlan) -> Launched:
@@ -194,8 +209,7 @@ class CudaRunner(BaseRunner):
     def _execute(self, packed: PackedStep, slot: Slot) -> LaunchedStep:
         """Starts a step whose message lies in `slot`."""
         swaps = self._move(packed)
-        if packed.copies:
-            ops.copy_blocks(self.kv_cache, on_device(packed.copies, torch.int64, self.model.device))
+        self._copy(packed)
         shape, sizes = packed.shape, packed.sizes
         if shape is None:
             self._before = None
@@ -247,13 +261,23 @@ class CudaRunner(BaseRunner):
         """Starts what comes from the host and what leaves for it. What the step before let come, this one may read."""
         self._swap.wait_in()
         swaps = []
-        if packed.swap_in or packed.state_in:
-            swaps.append(self._swap.bring(packed.swap_in, packed.state_in))
+        coming = packed.swap_in, packed.state_in, packed.windows.swap_in
+        leaving = packed.swap_out, packed.state_out, packed.windows.swap_out
+        if any(coming):
+            swaps.append(self._swap.bring(*coming))
             if packed.uses_swapped_in:
                 self._swap.wait_in()
-        if packed.swap_out or packed.state_out:
-            swaps.append(self._swap.send(packed.swap_out, packed.state_out))
+        if any(leaving):
+            swaps.append(self._swap.send(*leaving))
         return swaps
+
+    def _copy(self, packed: PackedStep) -> None:
+        """Starts the copies of blocks of each group."""
+        if packed.copies:
+            ops.copy_blocks(self.kv_cache, on_device(packed.copies, torch.int64, self.model.device))
+        if packed.windows.copies:
+            assert self.window_pools is not None
+            ops.copy_blocks(self.window_pools.device, on_device(packed.windows.copies, torch.int64, self.model.device))
 
     def _prepare(self, shape: Shape) -> None:
         """Makes room for a shape, and its graph."""
@@ -290,6 +314,8 @@ class CudaRunner(BaseRunner):
         i.token_ids[:tokens].zero_()  # the padding belongs to no sequence
         i.positions[:tokens].zero_()
         i.slots[:tokens].fill_(-1)
+        if i.windows is not None:
+            i.windows.slots[:tokens].fill_(-1)
         if shape.drafts:
             i.sample_rows[: shape.samples].zero_()
             i.samples[: shape.samples].zero_()
@@ -334,7 +360,7 @@ class CudaRunner(BaseRunner):
 
     def _batch(self, sequences: int, tokens: int) -> Batch:
         i = self._inputs
-        query_start = i.query_start[: sequences + 1]
+        query_start, w = i.query_start[: sequences + 1], i.windows
         return Batch(
             token_ids=i.token_ids[:tokens],
             positions=i.positions[:tokens],
@@ -346,6 +372,7 @@ class CudaRunner(BaseRunner):
             groups=i.groups[:sequences],
             prefix_lens=i.prefix_lens[:sequences],
             moves=None if i.moves is None else i.moves.of(query_start),
+            windows=None if w is None else Paging(w.block_tables[:sequences], w.slots[:tokens]),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from octavo_worker.contract.windows import BlockMoves
 from octavo_worker.runner.base import PromptScores
 from octavo_worker.runner.cuda.packer import PackedStep, SpecialRow
 from octavo_worker.runner.cuda.shapes import DecodeShape, PromptShape, RaggedShape, Shape, StepSizes
@@ -37,6 +38,7 @@ class PackedMessage(msgspec.Struct, array_like=True):
     uses_swapped_in: bool
     state_out: list[tuple[int, int]]
     state_in: list[tuple[int, int]]
+    windows: BlockMoves
 
 
 _DECODER = msgspec.msgpack.Decoder(PackedMessage)
@@ -64,6 +66,7 @@ def encode_packed(step: PackedStep) -> bytes:
             step.uses_swapped_in,
             list(step.state_out),
             list(step.state_in),
+            step.windows,
         )
     )
 
@@ -86,4 +89,5 @@ def decode_packed(message: bytes) -> PackedStep:
         uses_swapped_in=m.uses_swapped_in,
         state_out=m.state_out,
         state_in=m.state_in,
+        windows=m.windows,
     )
