@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from octavo_worker.assembly.window_blocks import WindowGroup
 from octavo_worker.contract.cache import CacheSpec, KvLayout, group_window, in_group
 from octavo_worker.contract.options import ModelOptions
+from octavo_worker.runner.cuda import memory
 
 FULL = CacheSpec(2, 16, 16, "float32")
 WINDOWED = replace(FULL, window=24)
@@ -65,6 +67,23 @@ def test_windows_take_half_of_the_memory_and_no_more_than_they_need(
     budget: int, asked: int | None, blocks: int
 ) -> None:
     assert group([FULL, WINDOWED]).blocks(budget, asked) == blocks
+
+
+def test_a_gpu_keeps_room_for_both_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.AttentionPlans, "scratch_bytes", lambda *_: 0)
+    options = ModelOptions(model="any", max_running=10)
+
+    def needed(specs: list[CacheSpec | None], *others: list[CacheSpec | None]) -> int:
+        each: list[Any] = [
+            SimpleNamespace(cache=cache, reads_windows=True, states=(), vocab_size=50, dtype=torch.float32)
+            for cache in (specs, *others)
+        ]
+        return memory.step_bytes(options, each[0], 1000, *each[1:])
+
+    one_table = (10 + options.most_samples) * 63 * 4
+    assert needed([FULL, WINDOWED]) - needed([FULL]) == one_table
+    assert needed([WINDOWED]) == needed([FULL])
+    assert needed([FULL], [FULL, WINDOWED]) == needed([FULL], [FULL]), "a draft model has one group"
 
 
 @pytest.mark.parametrize(("budget", "blocks"), [(0, (0, 0)), (1_000, (0, 0)), (8_000, (4, 10)), (100_000, (85, 36))])

@@ -15,6 +15,7 @@ from octavo_worker.engine.drafts import NgramProposer, Speculation
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.model.causal_model import CacheConfig, CausalModel
 from octavo_worker.runner.cuda.runner import CudaRunner
+from octavo_worker.runner.cuda.shapes import RaggedShape, StepShapes
 from octavo_worker.runner.paged import PagedRunner
 
 from .conftest import Pair
@@ -57,13 +58,15 @@ def test_steps_are_those_of_one_group(
     assert_same(pressed, expected)
 
 
+@pytest.mark.parametrize("staged", [False, True])
 def test_a_sequence_of_which_most_lies_on_the_host(
-    cpu_pair: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
+    staged: bool, cpu_pair: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its windows never do."""
+    """Its windows never do: where layers are gathered before their attention, those with a window are not."""
     asked = [request("a", prompt(150), max_tokens=30, temperature=0.7, logprobs=1)]
     whole = Engine(PagedRunner(loaded(cpu_pair("gemma3")), CacheConfig(BLOCKS, SIZE), CONTEXT)).run(asked)
     runner = pretended(cpu_pair("gemma3"), monkeypatch)
+    monkeypatch.setattr(StepShapes, "of", lambda *_: RaggedShape(1, prompts_only=False, is_staged=staged))
     cold = Engine(runner, num_blocks=7, num_host_blocks=100, token_budget=20, windows=tight(runner)).run(asked)
     assert cold.cold_steps > 20
     assert_same(cold, whole)
