@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from forked_ranks import forked_ranks
 
 from octavo_worker.assembly.inspection import inspect
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.assembly.models import load_model
+from octavo_worker.bench.quality import Loaded as Distributions
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.windows import WindowBlocks
@@ -223,3 +225,18 @@ def test_the_doctor_counts_a_token_in_each_group(
     sliding = config.layer_types.count("sliding_attention")
     layers = len(config.layer_types) - sliding
     assert (found.kept_bytes, found.window_bytes, found.window) == (layers * kept, sliding * windowed, WINDOW)
+
+
+def test_distributions_are_read_of_both_groups(cpu_pair: Callable[[str], Pair]) -> None:
+    """By `octavo bench quality`, of a text at once and token by token, in blocks that come round."""
+    pair, words = cpu_pair("gemma3"), prompt(151)
+    with torch.inference_mode():
+        wanted = pair.oracle(torch.tensor([words[:-1]])).logits[0]
+    loaded, generator = Distributions(options_of(pair.folder), 2, 150), torch.Generator().manual_seed(3)
+    torch.testing.assert_close(loaded.logits(words), wanted, atol=1e-4, rtol=1e-4)
+    texts = torch.full((2, 1), 7)
+    for _ in range(99):
+        with torch.inference_mode():
+            logits = pair.oracle(texts).logits[:, -1].double()
+        texts = torch.cat((texts, torch.multinomial(logits.softmax(-1), 1, generator=generator)), dim=1)
+    assert loaded.sample(7, [], 2, 99, seed=3) == texts.tolist()

@@ -22,7 +22,7 @@ from octavo_worker.contract.files import read_json, read_text
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.state import StateMove
 from octavo_worker.contract.step import SequenceStep
-from octavo_worker.model.batch import Batch, ragged_batch
+from octavo_worker.model.batch import Batch, Paging, ragged_batch
 
 BLOCK = 16
 ROWS = 256
@@ -79,12 +79,24 @@ class Loaded:
         runner, n = self._runner, self._blocks
         tables = [list(range(1 + place * n, 1 + (place + 1) * n)) for place in range(len(tokens))]
         moves = [StateMove(place if start else 0, place) for place in range(1, 1 + len(tokens))]
-        each = zip(tokens, tables, moves, strict=True)
-        steps = [SequenceStep(new, start, table, state=move) for new, table, move in each]
-        made = ragged_batch(steps, runner.block_size, runner.vocab_size)
+        windows = [self._window_table(place, len(tokens)) for place in range(len(tokens))]
+        each = zip(tokens, tables, moves, windows, strict=True)
+        steps = [SequenceStep(new, start, table, state=move, window_table=more) for new, table, move, more in each]
+        made, device = ragged_batch(steps, runner.block_size, runner.vocab_size), runner.model.device
         names = ("token_ids", "positions", "slots", "block_tables", "context_lens", "query_start")
-        batch = Batch(**{name: getattr(made, name).to(runner.model.device) for name in names}, moves=made.moves)
+        batch = Batch(**{name: getattr(made, name).to(device) for name in names}, moves=made.moves)
+        if made.windows is not None:
+            batch.windows = Paging(made.windows.block_tables.to(device), made.windows.slots.to(device))
         return runner.model.logits(runner.model.forward(batch, None))
+
+    def _window_table(self, place: int, sequences: int) -> list[int]:
+        """Blocks of one of some sequences in layers with a window, where these have blocks of their own: an equal part,
+        in turn. It holds a window at least, and all of a text that is computed at once."""
+        windows = self._runner.windows
+        if windows is None:
+            return []
+        each = (windows.num_blocks - 1) // sequences
+        return [1 + place * each + at % each for at in range(self._blocks)]
 
 
 @dataclass
