@@ -20,7 +20,7 @@ def codes_of(scheduler: Scheduler) -> tuple[list[int], list[str], int]:
     report = block_report(scheduler)
     codes, lengths = array("H", report.codes), array("I", report.lengths)
     cells = [code for code, length in zip(codes, lengths, strict=True) for _ in range(length)]
-    assert len(cells) == report.device + report.host
+    assert len(cells) == report.device + report.host + sum(report.windows or ()) + sum(report.states or ())
     assert all(one != other for one, other in pairwise(codes)), "neighbours are one run"
     return cells, report.owners, report.device
 
@@ -84,3 +84,45 @@ def test_pinned_blocks_are_told_apart_also_those_that_a_request_has():
     driver.step()
     cells, owners, _ = codes_of(driver.scheduler)
     assert {(owner_of(cells[block - 1], owners), cells[block - 1] & PINNED) for block in pins} == {("a", PINNED)}
+
+
+def test_windows_and_states_have_their_owners_behind_the_blocks() -> None:
+    """Few enough of all that sequences are swapped, among them samples that share, and a pin."""
+    memory = {"num_host_blocks": 41, "window_blocks": 20, "layer_window": 20, "host_window_blocks": 21}
+    memory |= {"state_slots": 8, "host_state_slots": 9}
+    driver = Driver.create(29, 8, runner=memory, policy=PreemptionPolicy("swap"), token_budget=40)
+    driver.scheduler.pin(PinPrefix("system", prompt(16)))
+    for number, n in enumerate((1, 2, 1, 1)):
+        driver.add(make_request(str(number), prompt(20 + 30 * number), max_tokens=30, n=n))
+    kv = driver.scheduler.kv
+    assert kv.windows is not None
+    assert kv.states is not None
+    seen = set()
+    while driver.busy:
+        driver.step()
+        report = block_report(driver.scheduler)
+        cells, owners, _ = codes_of(driver.scheduler)
+        assert (report.windows, report.states) == ((19, 20), (7, 8))
+        begin = report.device + report.host
+        holders = driver.scheduler.holders()
+        for kind, pool, host, size, tables in (
+            ("window", kv.windows.pool, kv.windows.host.pool, 19, [each.windows.blocks for each in holders]),
+            ("slot", kv.states.pool, kv.states.host, 7, [each.live.slots for each in holders if each.live]),
+        ):
+            shown, hosted = cells[begin : begin + size], cells[begin + size : begin + size + host.total]
+            begin += size + host.total
+            having = [each.request.id for each in holders if kind == "window" or each.live]
+            expected: dict[int, str] = {}
+            for owner, table in zip(having, tables, strict=True):
+                for block in table:
+                    expected.setdefault(block, owner)
+            for first, codes in ((1, shown), (host.first + 1, hosted)):
+                for block, code in enumerate(codes, first):
+                    assert owner_of(code, owners) == expected.get(block)
+            assert sum(code & ~PINNED == CACHED for code in shown) >= pool.cached
+            assert sum(bool(code & SHARED) for code in shown) <= pool.shared
+            assert shown.count(FREE) == pool.free
+            seen |= {kind} if any(code & SHARED for code in shown) else set()
+            seen |= {f"host {kind}"} if any(code >= FIRST_OWNER for code in hosted) else set()
+            seen |= {f"pinned {kind}"} if any(code & PINNED for code in shown) else set()
+    assert seen >= {f"{what}{kind}" for what in ("", "host ", "pinned ") for kind in ("window", "slot")}

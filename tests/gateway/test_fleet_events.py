@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import msgspec
+import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,8 @@ from scripted_worker import MODEL, ScriptedWorker
 from waiting import STALL_S, until
 
 from octavo import AsyncClient
+from octavo.queue import wire
+from octavo.terms.errors import MalformedMessage
 from octavo.terms.messages import WorkerMap
 from octavo_gateway.live.block_map import BlockMap, merged
 from octavo_gateway.live.patches import patch
@@ -141,6 +145,22 @@ def test_a_job_keeps_its_number_when_another_leaves() -> None:
     known = BlockMap()
     known.take(a_map([("v", 40), ("w", 60)], 100)[0])
     assert known.take(a_map([(1, 40), ("w", 60)], 100)[0]) == {"owners": {"16": None}, "changes": [0, 40, 1]}
+
+
+def test_a_map_says_what_is_behind_the_blocks() -> None:
+    """Blocks of layers with a window, and slots; the change of a shape is a whole map."""
+    known, (found, _) = BlockMap(), a_map([("v", 60), (1, 40)], 100)
+    one = known.take(found)
+    assert one is not None
+    assert one.keys() == {"block_size", "device", "host", "owners", "runs"}
+    apart = msgspec.structs.replace(found, device=70, host=10, windows=(12, 4), states=(3, 1))
+    assert apart.size == 100
+    assert wire.decode_map(wire.encode_map(apart)) == apart
+    with pytest.raises(MalformedMessage):
+        wire.decode_map(wire.encode_map(msgspec.structs.replace(apart, states=(4, 1))))
+    several = known.take(apart)
+    assert several == known.whole() == {**one, "device": 70, "host": 10, "windows": (12, 4), "states": (3, 1)}
+    assert len(msgspec.msgpack.decode(wire.encode_map(found))) == 10, "as it was before there were any"
 
 
 async def test_jobs_come_move_and_go(http: httpx.AsyncClient, worker: ScriptedWorker, redis_url: str) -> None:

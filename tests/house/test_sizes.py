@@ -49,7 +49,7 @@ BUDGETS = {
     "octavo_worker.assembly": 1850,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
-    "octavo_worker.engine": 7350,
+    "octavo_worker.engine": 7390,
     "octavo_worker.memory": 1000,
     "octavo_worker.runner": 3640,
     "octavo_worker.model": 9750,

@@ -19,7 +19,7 @@ class BlockMap:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._cells = array("H")
-        self._shape = (0, 0, 0)
+        self._shape: dict[str, Any] = {}
 
     def take(self, found: WorkerMap) -> dict[str, Any] | None:
         """Changes since the map before: None, or members as in `whole`, with `changes` in the place of `runs`: begin,
@@ -27,7 +27,7 @@ class BlockMap:
         before, old_numbers, old_shape = self._cells, self._numbers, self._shape
         self._number(found.owners)
         self._cells = self._drawn(found)
-        self._shape = (found.block_size, found.device, found.host)
+        self._shape = _shape(found)
         if self._shape != old_shape:
             return self.whole()
         changes = _changes(before, self._cells)
@@ -42,9 +42,8 @@ class BlockMap:
 
     def whole(self) -> dict[str, Any]:
         """All of it. `runs` are length and code, one after the other; `owners` are jobs by their numbers."""
-        size, device, host = self._shape
         owners = {str(number): owner for owner, number in self._numbers.items()}
-        return {"block_size": size, "device": device, "host": host, "owners": owners, "runs": _runs(self._cells)}
+        return {**self._shape, "owners": owners, "runs": _runs(self._cells)}
 
     def _number(self, owners: tuple[str, ...]) -> None:
         kept = {owner: self._numbers[owner] for owner in owners if owner in self._numbers}
@@ -75,6 +74,14 @@ def merged(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
         return later
     owners = {**earlier["owners"], **later["owners"]}
     return {**earlier, "owners": owners, "changes": [*earlier.get("changes", ()), *later["changes"]]}
+
+
+def _shape(found: WorkerMap) -> dict[str, Any]:
+    """How many tokens a block has, and how many blocks there are of each kind. `windows` and `states` are left out
+    where a model has none."""
+    beside = {"windows": found.windows, "states": found.states}
+    counted = {kind: size for kind, size in beside.items() if size is not None}
+    return {"block_size": found.block_size, "device": found.device, "host": found.host, **counted}
 
 
 def _runs(cells: array[int]) -> list[int]:

@@ -81,6 +81,7 @@ class StatsReader:
             preemptions=stats.preemptions,
             blocks=stats.blocks(),
             states=stats.states(),
+            windows=stats.windows(),
             tokens_per_s=self._rates.of(info.id),
             first_token_s=self._firsts.of(info.id, now),
         )

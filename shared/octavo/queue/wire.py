@@ -198,7 +198,7 @@ def decode_map(data: bytes) -> WorkerMap:
     lengths = found.lengths
     if len(found.codes) * 2 != len(lengths) or len(lengths) % 4:
         raise MalformedMessage("a map has one length for each code")
-    if sum(memoryview(lengths).cast("I")) != found.device + found.host:
+    if sum(memoryview(lengths).cast("I")) != found.size:
         raise MalformedMessage("the runs of a map are not all of its blocks")
     return found
 

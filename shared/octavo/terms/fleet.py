@@ -54,7 +54,8 @@ class PausedLane(Frozen):
 class WorkerFigures(Frozen):
     """A worker by its heartbeat. `tokens_per_s` is the rate between the two latest heartbeats, None before there are
     two; `first_token_s` the median of the jobs of the last minute, from submission until a reading saw tokens. `states`
-    counts slots for the states of recurrent layers by use; it is empty where the model has none."""
+    counts slots for the states of recurrent layers by use, `windows` blocks of layers with a window that are apart;
+    both are empty where the model has none."""
 
     id: str
     model: str
@@ -70,6 +71,7 @@ class WorkerFigures(Frozen):
     tokens_per_s: float | None = None
     first_token_s: float | None = None
     states: dict[str, int] = Field(default_factory=dict)
+    windows: dict[str, int] = Field(default_factory=dict)
 
 
 class BatchProgress(Frozen):

@@ -67,6 +67,9 @@ class WorkerMap(QueueMessage, frozen=True):
 
     A code is free (0), cached (1), quarantined (2), or 16 and the place of a job in `owners`. 0x8000 is added where
     several sequences share a block, which is that of the first, 0x4000 where a pin keeps it resident.
+
+    Behind these blocks come those of layers with a window, if they are apart, then slots for states of recurrent
+    layers: `windows` and `states` say how many the device and the host have, None where a model has none.
     """
 
     worker: str
@@ -77,6 +80,13 @@ class WorkerMap(QueueMessage, frozen=True):
     owners: tuple[str, ...]
     codes: bytes
     lengths: bytes
+    windows: tuple[int, int] | None = None
+    states: tuple[int, int] | None = None
+
+    @property
+    def size(self) -> int:
+        """All blocks and slots."""
+        return self.device + self.host + sum(self.windows or ()) + sum(self.states or ())
 
 
 class TopLogprob(QueueMessage, frozen=True):

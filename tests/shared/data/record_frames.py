@@ -33,6 +33,7 @@ from octavo.terms.messages import (
     TokenLogprob,
     TopLogprob,
     Usage,
+    WorkerMap,
 )
 from octavo.terms.models import JobRequest
 from octavo.terms.sampling import SamplingParams
@@ -99,6 +100,13 @@ WORKER = WorkerInfo(
     id="w", model="demo", host="h", pid=7, started_at=2.5, stats=STATS, numerics="bfloat16 on H100", digest="0a1b",
     pins={"acme:p": PinOutcome(state="refused", version="0a", tokens=3, message="too short")},
 )  # fmt: skip
+MAPS = (
+    WorkerMap("w", 1.5, 16, 2, 1, ("a", "b"), b"\x10\x80\x11\x00", b"\x01\x00\x00\x00\x02\x00\x00\x00"),
+    WorkerMap(
+        "w", 1.5, 16, 2, 1, ("a",), b"\x10\x40\x01\x00", b"\x05\x00\x00\x00\x03\x00\x00\x00",
+        windows=(2, 1), states=(2, 0),
+    ),
+)  # fmt: skip
 
 QUESTIONS = (
     TokenizerQuestion("a1", request=wire.encode_request(REQUESTS[0])),
@@ -139,6 +147,7 @@ def made_here() -> list[tuple[str, bytes, Any]]:
         ("worker", wire.encode_worker(WORKER), plain(WORKER)),
         *(("pin", wire.encode_pin(pin), plain(pin)) for pin in pins),
         ("memory", wire.encode_memory(MEMORY), plain(MEMORY)),
+        *(("map", wire.encode_map(found), plain(found)) for found in MAPS),
         *(("question", wire.encode_question(question), plain(question)) for question in QUESTIONS),
         *(("answer", wire.encode_answer(answer), plain(answer)) for answer in ANSWERS),
     ]

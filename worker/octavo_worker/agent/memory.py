@@ -118,7 +118,16 @@ def worker_map(worker_id: str, report: BlockReport, limits: Ready) -> WorkerMap:
     """Its blocks as they are published."""
     owners = tuple(owner.partition("#")[0] for owner in report.owners)  # without the claim: see RunningJob
     return WorkerMap(
-        worker_id, time.time(), limits.block_size, report.device, report.host, owners, report.codes, report.lengths
+        worker=worker_id,
+        at=time.time(),
+        block_size=limits.block_size,
+        device=report.device,
+        host=report.host,
+        owners=owners,
+        codes=report.codes,
+        lengths=report.lengths,
+        windows=report.windows,
+        states=report.states,
     )
 
 

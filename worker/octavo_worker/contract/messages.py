@@ -288,13 +288,16 @@ class MemoryReport(Message):
 
 class BlockReport(Message):
     """Engine to agent: every block of the `device`, then every one of the `host`, in runs of equal codes (see
-    `octavo.terms.messages.WorkerMap`): `codes` of 16 and `lengths` of 32 bits. `owners` are ids of requests."""
+    `octavo.terms.messages.WorkerMap`): `codes` of 16 and `lengths` of 32 bits. `owners` are ids of requests. Behind
+    them come, where there are any, blocks of layers with a window and slots for states, of the device and the host."""
 
     device: int
     host: int
     owners: list[str]
     codes: bytes
     lengths: bytes
+    windows: tuple[int, int] | None = None
+    states: tuple[int, int] | None = None
 
 
 ToEngine = AddRequest | Abort | PinPrefix | UnpinPrefix | DescribeMemory | DescribeBlocks | Shutdown

@@ -1,14 +1,18 @@
-// The blocks of one worker: a code each, as /v1/fleet/events sends them.
+// The memory of one worker: a code for each block and slot, as /v1/fleet/events sends them.
 export const FREE = 0, CACHED = 1, QUARANTINED = 2, FIRST_OWNER = 16, PINNED = 0x4000, SHARED = 0x8000;
 const OWNER = 0x3fff;
 
+// What a worker may have, in the order of its map.
+const KINDS = [
+  { members: (map) => [map.device, map.host], one: "block", all: "KV blocks" },
+  { members: (map) => map.windows, one: "window block", all: "blocks of layers with a window" },
+  { members: (map) => map.states, one: "slot", all: "slots for states" },
+];
+
 export class Blocks {
   constructor() {
-    this.cells = new Uint16Array(0);
+    this.regions = [];
     this.owners = {};
-    this.device = 0;
-    this.redraw = true; // all of it
-    this.changed = []; // begins and ends of what changed since it was drawn
   }
 
   take(news) {
@@ -18,23 +22,45 @@ export class Blocks {
     }
     if (news.runs) this.#whole(news);
     const changes = news.changes ?? [];
-    for (let at = 0; at < changes.length; at += 3) {
-      const [begin, length, code] = changes.slice(at, at + 3);
-      this.cells.fill(code, begin, begin + length);
-      this.changed.push(begin, begin + length);
-    }
-    if (this.changed.length > 20000) this.redraw = true;
+    for (let at = 0; at < changes.length; at += 3) this.#fill(...changes.slice(at, at + 3));
   }
 
-  #whole({ runs, device, host, owners }) {
-    this.owners = { ...owners };
-    this.device = device;
-    this.cells = new Uint16Array(device + host);
-    for (let at = 0, begin = 0; at < runs.length; at += 2) {
-      this.cells.fill(runs[at + 1], begin, begin + runs[at]);
-      begin += runs[at];
+  #whole(map) {
+    this.owners = { ...map.owners };
+    this.regions = KINDS.filter((kind) => kind.members(map)).map((kind) => new Region(kind, kind.members(map), this.owners));
+    for (let at = 0, begin = 0; at < map.runs.length; at += 2) {
+      this.#fill(begin, map.runs[at], map.runs[at + 1]);
+      begin += map.runs[at];
     }
-    this.redraw = true;
+    for (const region of this.regions) region.redraw = true;
+  }
+
+  // A run goes on from one kind of memory to the next.
+  #fill(begin, length, code) {
+    for (const region of this.regions) {
+      region.fill(Math.max(0, begin), Math.min(begin + length, region.cells.length), code);
+      begin -= region.cells.length;
+    }
+  }
+}
+
+// Memory of one kind: cells of the device, then of the host.
+class Region {
+  constructor({ one, all }, [device, host], owners) {
+    this.one = one;
+    this.all = all;
+    this.cells = new Uint16Array(device + host);
+    this.owners = owners;
+    this.device = device;
+    this.redraw = true; // all of it
+    this.changed = []; // begins and ends of what changed since it was drawn
+  }
+
+  fill(begin, end, code) {
+    if (begin >= end) return;
+    this.cells.fill(code, begin, end);
+    this.changed.push(begin, end);
+    if (this.changed.length > 20000) this.redraw = true;
   }
 
   job(code) {
@@ -44,7 +70,7 @@ export class Blocks {
   // What a block is, in words.
   describe(block) {
     const code = this.cells[block];
-    const words = [block < this.device ? `block ${block}` : `host block ${block - this.device}`];
+    const words = [block < this.device ? `${this.one} ${block}` : `host ${this.one} ${block - this.device}`];
     const job = this.job(code);
     if (job) words.push(`job ${job}`);
     else words.push(["free", "cached", "quarantined"][code & OWNER] ?? "in use");

@@ -1,4 +1,4 @@
-// A canvas of blocks. It draws what changed.
+// A canvas of memory of one kind. It draws what changed.
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { FIRST_OWNER, PINNED, QUARANTINED, CACHED, SHARED } from "./blocks.js";
 import { hue } from "./format.js";
@@ -76,13 +76,13 @@ export function BlockCanvas({ blocks, worker, choose }) {
   const behind = blocks.cells.length - blocks.extent();
   const told = Object.entries(found).filter(([, number]) => number).map(([kind, number]) => `${number} ${kind}`);
   return html`<div class="map">
-    <canvas ref=${canvas} role="img" aria-label=${`KV blocks of ${worker}: ${told.join(", ")}`}
+    <canvas ref=${canvas} role="img" aria-label=${`${blocks.all} of ${worker}: ${told.join(", ")}`}
       onMouseMove=${(event) => { const block = blockAt(event); say(block === null ? "" : blocks.describe(block)); }}
       onMouseLeave=${() => say("")}
       onClick=${(event) => {
         const block = blockAt(event), job = block === null ? null : blocks.job(blocks.cells[block]);
         if (job) choose(job);
       }}></canvas>
-    <p class="caption">${words || `${told.join(" · ")}${behind ? `; ${behind} free ones behind these are not drawn` : ""}`}</p>
+    <p class="caption">${words || `${blocks.all}: ${told.join(" · ")}${behind ? `; ${behind} free ones behind these are not drawn` : ""}`}</p>
   </div>`;
 }

@@ -19,10 +19,10 @@ function Buttons({ worker, paused, ask, changed }) {
   </div>`;
 }
 
-// Slots for states of recurrent layers, by use.
-function slots(states) {
-  const told = ["used", "pinned", "cached", "quarantined", "free"].filter((kind) => states[kind]).map((kind) => `${count(states[kind])} ${kind}`);
-  return `slots: ${told.join(", ")}`;
+// Memory beside the KV blocks of all layers, by use.
+function uses(what, counts) {
+  const told = ["used", "pinned", "cached", "quarantined", "free"].filter((kind) => counts[kind]).map((kind) => `${count(counts[kind])} ${kind}`);
+  return `${what}: ${told.join(", ")}`;
 }
 
 function Worker({ worker, fleet, owned, ask, changed, choose }) {
@@ -36,14 +36,15 @@ function Worker({ worker, fleet, owned, ask, changed, choose }) {
       <div><dt>waiting</dt><dd>${count(worker.waiting)}</dd></div>
       <div><dt>preemptions</dt><dd>${count(worker.preemptions)}</dd></div>
       <div><dt>KV used</dt><dd>${count(worker.blocks.used)} blocks</dd></div>
-      ${"used" in worker.states && html`<div><dt>states</dt><dd>${slots(worker.states)}</dd></div>`}
+      ${"used" in worker.states && html`<div><dt>states</dt><dd>${uses("slots", worker.states)}</dd></div>`}
+      ${"used" in worker.windows && html`<div><dt>windows</dt><dd>${uses("blocks", worker.windows)}</dd></div>`}
     </dl>
     <div class="plots">
       <${Plot} label="tokens" unit="/s" times=${times} values=${tokens} />
       <${Plot} label="step" unit="ms" times=${times} values=${steps} />
       <${Plot} label="first token" unit="s" times=${times} values=${firsts} />
     </div>
-    ${blocks ? html`<${BlockCanvas} blocks=${blocks} worker=${worker.id} choose=${choose} />` : html`<p class="caption">No map of its blocks yet.</p>`}
+    ${blocks ? blocks.regions.map((region) => html`<${BlockCanvas} key=${region.one} blocks=${region} worker=${worker.id} choose=${choose} />`) : html`<p class="caption">No map of its blocks yet.</p>`}
   </article>`;
 }
 
