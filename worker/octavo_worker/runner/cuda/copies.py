@@ -17,14 +17,20 @@ SHARE = 0.25  # of the room for a KV cache that takes what is left
 
 
 def keep_copies(linears: Sequence[Linear], room: int, asked: int | None) -> None:
-    """Has all of them keep their copies, or none. `room`: bytes for copies and KV cache together; `asked`: what the
-    latter is to have."""
-    needed = sum(linear.copy_bytes for linear in linears)
+    """Has linears keep their copies, the first ones first, as long as there is room. `room`: bytes for copies and KV
+    cache together; `asked`: what the latter is to have.
+
+    Codes and copies never take more than the weights would in 16 bits, so no KV cache is smaller for them than that of
+    a model which is not quantised.
+    """
+    copied = [linear for linear in linears if linear.copy_bytes]
     free = max(0, room - asked) if asked else int(SHARE * room)
-    if needed > free:
-        message = "large steps dequantise weights each time: copies in 16 bits take %d MiB, of which %d are free"
-        log.info(message, needed >> 20, free >> 20)
-        return
-    for linear in linears:
-        linear.keep_copy()
-    log.info("large steps multiply copies of the weights in 16 bits, which take %d MiB", needed >> 20)
+    left = min(free, sum(linear.copy_bytes - linear.nbytes for linear in copied))
+    kept = 0
+    for linear in copied:
+        if linear.copy_bytes <= left:
+            linear.keep_copy()
+            left, kept = left - linear.copy_bytes, kept + linear.copy_bytes
+    needed = sum(linear.copy_bytes for linear in copied)
+    message = "large steps multiply copies in 16 bits of %d of %d MiB of the weights, and codes of the others"
+    log.info(message, kept >> 20, needed >> 20)
