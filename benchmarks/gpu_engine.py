@@ -12,7 +12,8 @@ A GPU holds one engine at a time: for each model each engine starts in a process
 shortened and then with an empty prefix cache (--rounds times if a run takes less than --short seconds, else once), and
 ends. Figures are medians, beside the least and the most; the ratio is that of the medians. Weights are random, nothing
 is downloaded. What is known is written after every run, so a run that is cut short loses nothing, and --resume goes on
-where it ended; an engine that fails costs its own figures only.
+where it ended; an engine that fails costs its own figures only: the last lines of what it wrote stand in its record as
+`peer_log`, all of it in the folder FILE.logs beside the results.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import json
 import statistics
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ from octavo_worker.contract.files import model_folder
 
 TEMPERATURE = 1.0
 SETTINGS = ("device", "max_model_len", "gpu_memory", "swap_memory", "skew", "experts")
+LAST_LINES = 40
+"""Lines of a log that stand in the results."""
 
 
 class Results:
@@ -46,8 +50,15 @@ class Results:
         self._engines: dict[str, dict[str, Any]] = known
 
     def of(self, model: str, engine: str) -> dict[str, Any]:
-        """Record of an engine: its `settings`, what it says `about` itself, `runs` by workload, why it `failed`."""
+        """Record of an engine: its `settings`, what it says `about` itself, `runs` by workload, why it `failed` and the
+        end of its log then, `peer_log`."""
         return self._engines.setdefault(model, {}).setdefault(engine, {"runs": {}})
+
+    def log(self, model: str, engine: str) -> Path:
+        """Place of an engine's log, in a folder beside the file."""
+        folder = self._path.with_suffix(".logs")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{model}-{engine}.log"
 
     def rows(self, model: str) -> list[dict[str, Any]]:
         """A row for each workload, form and number of ranks."""
@@ -62,6 +73,9 @@ class Results:
                     alone = done.get(Contender("octavo", FORMS[form], 1))
                     row = {"model": "-".join(filter(None, (model, FORMS[form]))), "ranks": ranks}
                     rows.append(row | self._row(workload_name, same, alone if ranks > 1 else None))
+                    peer = self._engines[model].get(Contender("vllm", FORMS[form], ranks).name, {})
+                    if "failed" in peer and "ratio" not in rows[-1]:
+                        rows[-1]["peer_failed"] = peer["failed"]
         return rows
 
     def save(self) -> None:
@@ -114,12 +128,14 @@ def measure(engine: Contender, model: Path, options: argparse.Namespace, results
     missing = [name for name in options.workloads if not is_complete(runs.get(name, []), rounds, options.short)]
     if not missing or is_over(options):
         return
-    found.pop("failed", None)
+    for old in ("failed", "peer_log"):
+        found.pop(old, None)
     found["settings"] = {key: getattr(options, key) for key in SETTINGS}
     path = None if engine.is_ours else options.vllm_path
     command = engine.command(model, options, TEMPERATURE)
+    log = results.log(model.name, engine.name)
     try:
-        with Peer(engine.name, command, limit_s=options.limit, path=path) as peer:
+        with Peer(engine.name, command, limit_s=options.limit, path=path, log=log) as peer:
             found["about"] = peer.about | {"start_s": round(peer.start_s, 2)}
             for name in missing:
                 if is_over(options):
@@ -130,7 +146,12 @@ def measure(engine: Contender, model: Path, options: argparse.Namespace, results
                     results.save()
     except PeerFailed as error:
         found["failed"] = str(error)
-        print(error, flush=True)
+        found["peer_log"] = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        print(error, f"({log})", *found["peer_log"], sep="\n", flush=True)
+    else:
+        log.unlink()
+        with suppress(OSError):  # logs of others are there
+            log.parent.rmdir()
     results.save()
 
 
@@ -171,7 +192,7 @@ def flags(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--swap-memory", type=float, default=0.0, help="GiB of CPU memory for octavo's preempted")
     parser.add_argument("--skew", type=float, default=0.0, help="0.5: experts are chosen about as Zipf says")
     parser.add_argument("--experts", choices=["split", "whole"], default="split", help="what ranks have of mixtures")
-    parser.add_argument("--limit", type=float, default=600, help="seconds of silence after which an engine is ended")
+    parser.add_argument("--limit", type=float, default=600, help="seconds that an engine's start or a run may take")
     parser.add_argument("--seconds", type=float, default=1e9, help="after so many, no engine and no workload is begun")
     parser.add_argument("--vllm-path", type=Path, help="a folder with vLLM and what it needs")
     return parser

@@ -16,7 +16,7 @@ FORMS = ("", "w4a16", "fp8", "fp8blocks", "int8", "mxfp4")
 STATED: dict[str, dict[str, Any]] = {
     "w4a16": {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-        "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+        "ignore": ["lm_head", "re:.*mlp.gate$"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
             "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}}},
     },
     "fp8blocks": {

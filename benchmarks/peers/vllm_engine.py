@@ -13,6 +13,10 @@ collectives are those that vLLM chooses without multicast, which hosts that are 
 Its fusion of sums with norms needs FlashInfer; the answer says whether that is there.
 
 Random weights are drawn as octavo draws its own: at the limit of its power a GPU's speed depends on the values.
+
+On Hopper vLLM 0.33.0 takes kernels of packages that it may lack, and fails when it takes them first: FlashInfer's for
+prompts of the gated delta rule, FlashAttention 4, which is written in CuTe DSL, for the heads of Gemma 4. Where a
+package is not there, vLLM's own Triton kernels take the place (`substitutes`), and the answer says so.
 """
 
 from __future__ import annotations
@@ -41,16 +45,30 @@ except ImportError as error:
 MAX_SEQUENCES = 256
 
 
-def about(ranks: int) -> dict[str, Any]:
+def has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def substitutes(model_type: str) -> dict[str, str]:
+    """Settings that keep a model of this type off packages that are not there."""
+    found = {}
+    if model_type.startswith(("qwen3_5", "qwen3_next", "olmo_hybrid")) and not has("flashinfer"):
+        found["gdn_prefill_backend"] = "triton"
+    if model_type.startswith("gemma4") and not has("cutlass"):
+        found["attention_backend"] = "TRITON_ATTN"
+    return found
+
+
+def about(ranks: int, instead: dict[str, str]) -> dict[str, Any]:
     """Facts about the engine; for several ranks also the settings that choose their collectives."""
-    if ranks == 1:
-        return {"vllm": vllm.__version__}
-    has_flashinfer = importlib.util.find_spec("flashinfer") is not None
-    return {"vllm": vllm.__version__, "ranks": ranks, "flashinfer": has_flashinfer, "environment": NO_MULTICAST}
+    known = {"vllm": vllm.__version__, "flashinfer": has("flashinfer"), "substitutes": instead}
+    return known | ({"ranks": ranks, "environment": NO_MULTICAST} if ranks > 1 else {})
 
 
 def main() -> None:
     model, load_format, context, memory, family, ranks, skew, experts, *form = sys.argv[1:]
+    config = json.loads((Path(model) / "config.json").read_text())
+    instead = substitutes(config["model_type"])
     llm = vllm.LLM(
         model=model,
         load_format=load_format,
@@ -63,6 +81,7 @@ def main() -> None:
         quantization="fp8_per_tensor" if form else None,
         tensor_parallel_size=int(ranks),
         enable_expert_parallel=experts == "whole",
+        **instead,
     )
     if load_format == "dummy":
         llm.apply_model(partial(draw_weights, skew=float(skew)))
@@ -77,8 +96,7 @@ def main() -> None:
         answers = llm.generate(prompts, parameters, use_tqdm=False)
         return sum(len(answer.outputs[0].token_ids) for answer in answers)
 
-    vocab_size = json.loads((Path(model) / "config.json").read_text())["vocab_size"]
-    serve(run, vocab_size, family, about=about(int(ranks)))
+    serve(run, config["vocab_size"], family, about=about(int(ranks), instead))
 
 
 if __name__ == "__main__":

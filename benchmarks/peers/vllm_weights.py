@@ -8,6 +8,8 @@ import torch
 from octavo_worker.bench.experts import skew_routing
 from octavo_worker.model.checkpoint.source import RandomWeights
 
+ROUTERS = ("mlp.gate.weight", "mixer.gate.weight", "router.layer.weight", "router.proj.weight", "mlp.router.weight")
+
 
 def draw_weights(decoder: torch.nn.Module, skew: float = 0.0) -> None:
     """`skew`: see `skew_routing`."""
@@ -15,7 +17,7 @@ def draw_weights(decoder: torch.nn.Module, skew: float = 0.0) -> None:
     for name, parameter in decoder.named_parameters():
         if parameter.dtype in (torch.bfloat16, torch.float16, torch.float32) and "scale" not in name:
             source.read(name, parameter.data)
-            if name.endswith("mlp.gate.weight"):
+            if name.endswith(ROUTERS):
                 skew_routing(parameter.data, skew)
         elif not parameter.dtype.is_floating_point:  # codes, several to a number
             parameter.data.view(torch.uint8).random_(0, 256)

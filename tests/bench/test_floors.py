@@ -43,6 +43,20 @@ def test_each_decode_reads_and_writes_the_matrices_of_its_state(name: str, state
     assert more == pytest.approx(2 * 4 * 2 * states / 1e12)
 
 
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("gemma3-27b", 27.0), ("qwen3.5-9b", 7.9), ("qwen3.5-35b-a3b", 2.9), ("granite-4-h-small", 8.8),
+        ("nemotron-3-nano", 3.2),
+    ],
+)  # fmt: skip
+def test_a_shape_has_the_weights_that_a_token_of_the_model_takes(name: str, billions: float, tmp_path: Path) -> None:
+    described = decoder_config(AutoConfig.from_pretrained(write_shape(name, tmp_path), trust_remote_code=False))
+    assert described is not None
+    costs = Costs.of(described, weight_bytes=0, kv_itemsize=2)
+    assert costs.layers + costs.head == pytest.approx(billions * 1e9, rel=0.02)
+
+
 def test_a_lone_request_reads_all_weights_for_each_token(llama_8b: Costs) -> None:
     work = [Work(list(range(1000)), 3)]
     contexts = 1001 + 1002

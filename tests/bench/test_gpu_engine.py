@@ -36,7 +36,18 @@ def write_stand_in(folder: Path) -> None:
 
 def compare(out: Path, *arguments: str) -> dict:
     command = [sys.executable, str(DRIVER), "--models", "demo", "--device", "cpu", "--family", "cpu"]
-    command += ["--rounds", "3", "--workloads", "single", "--max-model-len", "1024", "--limit", "60", "--out", str(out)]
+    command += [
+        "--rounds",
+        "3",
+        "--workloads",
+        "single",
+        "--max-model-len",
+        "1024",
+        "--limit",
+        str(STALL_S),
+        "--out",
+        str(out),
+    ]
     command += arguments
     subprocess.run(command, check=True, timeout=STALL_S)
     return json.loads(out.read_text())
@@ -48,12 +59,16 @@ def test_engines_are_compared_and_a_run_that_was_cut_short_goes_on(tmp_path: Pat
     alone = compare(out, "--engines", "octavo,vllm", "--short", "0")  # there is no vLLM here
     assert "vLLM cannot be imported" in alone["engines"]["demo"]["vllm"]["failed"]
     assert alone["rows"][0]["tokens_per_s"].keys() == {"octavo"}
+    assert "vLLM cannot be imported" in alone["rows"][0]["peer_failed"]
+    assert "peer_log" in alone["engines"]["demo"]["vllm"]
+    assert [log.name for log in out.with_suffix(".logs").iterdir()] == ["demo-vllm.log"]
     assert len(alone["engines"]["demo"]["octavo"]["runs"]["single"]) == 1, "a workload that is not short runs once"
 
     write_stand_in(tmp_path)
     both = compare(out, "--resume", "--short", "0", "--vllm-path", str(tmp_path))
     assert both["engines"]["demo"]["octavo"] == alone["engines"]["demo"]["octavo"]
-    assert "failed" not in both["engines"]["demo"]["vllm"]
+    assert not {"failed", "peer_log"} & both["engines"]["demo"]["vllm"].keys()
+    assert not out.with_suffix(".logs").exists(), "only what failed leaves a log"
     assert both["engines"]["demo"]["vllm"]["about"]["start_s"] > 0
     (row,) = both["rows"]
     assert row["unit"] == "output tokens/s"
@@ -95,6 +110,37 @@ def test_ranks_are_compared_with_one_and_with_as_many_of_vllm(tmp_path: Path) ->
 
     again = compare(out, "--resume", "--seconds", "0", *arguments)
     assert again["rows"] == document["rows"], "nothing is begun when the time is over, and nothing is lost"
+
+
+FAILS = """
+import subprocess, sys
+print("loading", flush=True)
+subprocess.run([sys.executable, "-c", "import sys; sys.exit('no such kernel')"])
+raise SystemExit(3)
+"""
+HANGS = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(3600)"])
+"""
+
+
+@pytest.mark.parametrize(("script", "why"), [(FAILS, "peer ended with status 3"), (HANGS, "did not answer within 2 s")])
+def test_a_peer_that_fails_leaves_what_its_processes_wrote(
+    script: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs is ended with its children, which hold what it writes to."""
+    monkeypatch.syspath_prepend(DRIVER.parent)
+    from peers.process import Peer, PeerFailed
+
+    (tmp_path / "peer.py").write_text(script)
+    log = tmp_path / "peer.log"
+    log.write_text("of an earlier run")
+    with pytest.raises(PeerFailed, match=why):
+        Peer("peer", ["peer.py"], limit_s=None if script == FAILS else 2, benchmarks=tmp_path, log=log)
+    if script == FAILS:
+        assert sorted(log.read_text().splitlines()) == ["loading", "no such kernel"]
+    else:
+        assert log.read_text() in ("begun\n", "")
 
 
 @pytest.mark.parametrize("name", ["octavo@0", "octavo-w5", "sglang", "octavo@2-fp8", "octavo@"])

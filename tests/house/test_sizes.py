@@ -45,7 +45,7 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 BUDGETS = {
     "octavo.cli": 2950,
-    "octavo_worker.bench": 2200,
+    "octavo_worker.bench": 2240,
     "octavo_worker.assembly": 1850,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,

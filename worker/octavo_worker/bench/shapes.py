@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from octavo_worker.bench.hybrid_shapes import HYBRID_SHAPES
+
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -49,19 +51,6 @@ _QWEN3_MOE = _QWEN3 | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
-_QWEN3_5 = _QWEN3 | {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
-    "head_dim": 256,
-    "vocab_size": 248_320,
-    "max_position_embeddings": 32_768,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "mamba_ssm_dtype": "float32",
-}
 _GLM_FLASH = {k: v for k, v in _LLAMA.items() if k != "mlp_bias"} | {
     "architectures": ["Glm4MoeLiteForCausalLM"],
     "model_type": "glm4_moe_lite",
@@ -86,9 +75,7 @@ _GLM_FLASH = {k: v for k, v in _LLAMA.items() if k != "mlp_bias"} | {
     "max_position_embeddings": 131_072,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
-_GEMMA4 = {
-    "architectures": ["Gemma4ForCausalLM"],
-    "model_type": "gemma4_text",
+_GEMMA = {
     "dtype": "bfloat16",
     "hidden_activation": "gelu_pytorch_tanh",
     "initializer_range": 0.02,
@@ -97,6 +84,10 @@ _GEMMA4 = {
     "bos_token_id": 2,
     "eos_token_id": 1,
     "pad_token_id": 0,
+}
+_GEMMA4 = _GEMMA | {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
     "head_dim": 256,
     "global_head_dim": 512,
     "sliding_window": 1024,
@@ -115,10 +106,10 @@ def _glm_flash(layers: int) -> dict[str, Any]:
     }
 
 
-def _gemma4(layers: int, **sizes: Any) -> dict[str, Any]:
+def _gemma(common: dict[str, Any], layers: int, **sizes: Any) -> dict[str, Any]:
     """Every sixth layer sees all tokens."""
     kinds = ["full_attention" if n % 6 == 5 else "sliding_attention" for n in range(layers)]
-    return _GEMMA4 | {"num_hidden_layers": layers, "layer_types": kinds} | sizes
+    return common | {"num_hidden_layers": layers, "layer_types": kinds} | sizes
 
 
 _GEMMA4_31B = {
@@ -128,6 +119,18 @@ _GEMMA4_31B = {
     "num_key_value_heads": 16,
     "num_global_key_value_heads": 4,
     "attention_k_eq_v": True,
+}
+_GEMMA3 = _GEMMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "query_pre_attn_scalar": 168,
+    "sliding_window": 1024,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    },
 }
 _GPT_OSS = _LLAMA | {
     "architectures": ["GptOssForCausalLM"],
@@ -188,72 +191,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096,
         "rope_theta": 10_000.0,
     },
-    "qwen3.5-0.8b": _QWEN3_5
-    | {
-        "intermediate_size": 3584,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 24,
-        "linear_num_value_heads": 16,
-    },
-    "qwen3.5-4b": _QWEN3_5
-    | {
-        "hidden_size": 2560,
-        "intermediate_size": 9216,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "num_hidden_layers": 32,
-        "linear_num_value_heads": 32,
-    },
-    "lfm2-1.2b": {
-        "architectures": ["Lfm2ForCausalLM"],
-        "model_type": "lfm2",
-        "dtype": "bfloat16",
-        "hidden_size": 2048,
-        "block_ff_dim": 12_288,
-        "block_multiple_of": 256,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "num_hidden_layers": 16,
-        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-        "conv_L_cache": 3,
-        "norm_eps": 1e-5,
-        "vocab_size": 65_536,
-        "max_position_embeddings": 128_000,
-        "rope_theta": 1e6,
-        "tie_embedding": True,
-    },
-    "granite-4-h-tiny": {
-        "architectures": ["GraniteMoeHybridForCausalLM"],
-        "model_type": "granitemoehybrid",
-        "dtype": "bfloat16",
-        "hidden_act": "silu",
-        "hidden_size": 1536,
-        "intermediate_size": 512,
-        "shared_intermediate_size": 1024,
-        "num_local_experts": 64,
-        "num_experts_per_tok": 6,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "num_hidden_layers": 40,
-        "layer_types": ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)],
-        "position_embedding_type": "nope",
-        "mamba_n_heads": 48,
-        "mamba_d_head": 64,
-        "mamba_d_state": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "embedding_multiplier": 12,
-        "attention_multiplier": 0.0078125,
-        "residual_multiplier": 0.22,
-        "logits_scaling": 6,
-        "rms_norm_eps": 1e-5,
-        "attention_bias": False,
-        "tie_word_embeddings": True,
-        "vocab_size": 100_352,
-        "max_position_embeddings": 131_072,
-    },
     "llama-8b": _LLAMA
     | {
         "hidden_size": 4096,
@@ -280,7 +217,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "glm-4.7-flash": _glm_flash(47),
     "glm-4.7-flash-12": _glm_flash(12),
-    "gemma4-e4b": _gemma4(
+    "gemma4-e4b": _gemma(
+        _GEMMA4,
         42,
         hidden_size=2560,
         intermediate_size=10_240,
@@ -290,7 +228,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         hidden_size_per_layer_input=256,
         sliding_window=512,
     ),
-    "gemma4-26b-a4b": _gemma4(
+    "gemma4-26b-a4b": _gemma(
+        _GEMMA4,
         30,
         hidden_size=2816,
         intermediate_size=2112,
@@ -303,8 +242,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         top_k_experts=8,
         moe_intermediate_size=704,
     ),
-    "gemma4-31b": _gemma4(60, **_GEMMA4_31B),
-    "gemma4-31b-30": _gemma4(30, **_GEMMA4_31B),
+    "gemma3-27b": _gemma(
+        _GEMMA3,
+        62,
+        hidden_size=5376,
+        intermediate_size=21_504,
+        num_attention_heads=32,
+        num_key_value_heads=16,
+        head_dim=128,
+    ),
+    "gemma4-31b": _gemma(_GEMMA4, 60, **_GEMMA4_31B),
+    "gemma4-31b-30": _gemma(_GEMMA4, 30, **_GEMMA4_31B),
     "llama-13b": _LLAMA
     | {
         "hidden_size": 5120,
@@ -317,6 +265,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 16_384,
         "rope_theta": 10_000.0,
     },
+    **HYBRID_SHAPES,
 }
 
 
