@@ -35,8 +35,8 @@ class Batch:
     `SequenceStep`'s; None in batches of drafts). On CUDA: `plans` are
     what the layers of each shape of attention share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
     equal leading blocks, and with a `stage` attention reads each layer there instead of in the cache. `moves` are what
-    the step does with recurrent states. `windows` are the blocks of layers with a window, where these are a group of
-    their own."""
+    the step does with recurrent states; without `prompts` no sequence is one. `windows` are the blocks of layers with a
+    window, where these are a group of their own."""
 
     token_ids: Tensor
     positions: Tensor
@@ -50,6 +50,7 @@ class Batch:
     prefix_lens: Tensor | None = None
     stage: Stage | None = None
     moves: Moves | None = None
+    prompts: bool = True
     windows: Paging | None = None
 
     def paging(self, window: int) -> tuple[Tensor, Tensor]:
