@@ -190,20 +190,20 @@ struct Maker {
       float x[kSide];
 #pragma unroll
       for (int r = 0; r < kSide; ++r) x[r] = begin + r == column ? 1.0f : 0.0f;
-      const auto take = [&](int earlier, float by) {
+      const auto take = [&](int earlier, float by, int first) {
         float of[kSide];
 #pragma unroll
         for (int r = 0; r < kSide; r += 4)
           *reinterpret_cast<float4*>(of + r) = *reinterpret_cast<const float4*>(&triangle[earlier][begin + r]);
 #pragma unroll
         for (int r = 0; r < kSide; ++r)
-          if (earlier < begin + r) x[r] = __fmaf_rn(-of[r], by, x[r]);
+          if (r >= first) x[r] = __fmaf_rn(-of[r], by, x[r]);
       };
 #pragma unroll 4
       for (int earlier = column / 32 * 32; earlier < begin; ++earlier)
-        take(earlier, column <= earlier ? triangle[earlier][column] : 0.0f);
+        take(earlier, column <= earlier ? triangle[earlier][column] : 0.0f, 0);
 #pragma unroll
-      for (int r = 0; r < kSide - 1; ++r) take(begin + r, x[r]);
+      for (int r = 0; r < kSide - 1; ++r) take(begin + r, x[r], r + 1);
 #pragma unroll
       for (int r = 0; r < kSide; ++r) {
         if (column <= begin + r) triangle[begin + r][column] = x[r];
