@@ -17,7 +17,8 @@ from .measuring import READ, Row, bf16, changed, measure, rotations, row
 
 LANES = 132 * 128 * 1.98e9  # operations of float32 that an H200 begins in a second
 CUTS = 5  # of the delta rule that `delta_step_cut` has
-STEPS = ((1, 1), (32, 1), (256, 1), (1, 8192), (16, 8192))  # sequences, tokens of each
+PROMPTS = ((1, 8192), (16, 8192))  # sequences, tokens of each
+STEPS = ((1, 1), (32, 1), (256, 1), *PROMPTS)
 
 
 def floats(*shape: int) -> Tensor:
@@ -51,6 +52,16 @@ class Delta:
             ops.delta_step, convolution=Convolution(bf16(4, self.channels).div_(2)), key_heads=self.key_heads,
             norm=GatedNorm(floats(self.inner), dim), rates=-floats(heads), dt_bias=floats(heads),
         )  # fmt: skip
+
+
+class ChunkedDelta(Delta):
+    """The same, with prompts by chunks."""
+
+    name = f"{Delta.name}, chunks"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = partial(self.step, chunked=True)
 
 
 class Ssm:
@@ -102,13 +113,13 @@ def in_blocks(cut: int) -> AbstractContextManager[None]:
 def recurrent_rows() -> list[Row]:
     """Floors are the bytes of rows, and of states that are read and written, or the operations."""
     made = []
-    for layer in (Delta(), Ssm(128, 1), Ssm(64, 8), ShortConvolution()):
-        for sequences, tokens in STEPS:
+    for layer in (Delta(), ChunkedDelta(), Ssm(128, 1), Ssm(64, 8), ShortConvolution()):
+        for sequences, tokens in PROMPTS if isinstance(layer, ChunkedDelta) else STEPS:
             elements = torch.Size(layer.matrix).numel() if layer.matrix else 0
             moved = 8 * sequences * elements + 2 * sequences * tokens * (layer.width + layer.inner)
             floor = max(moved / READ, sequences * tokens * layer.operations * elements / LANES)
             work = calls(layer, sequences, tokens, rotations(moved, 2) if tokens == 1 else 1)
-            for cut in range(CUTS + 1 if isinstance(layer, Delta) else 1):
+            for cut in range(CUTS + 1 if type(layer) is Delta else 1):
                 with in_blocks(cut):
                     shape = f"{sequences} x {tokens}" + f", blocks {cut}" * bool(cut)
                     made.append(row(layer.name, shape, measure(work), floor))

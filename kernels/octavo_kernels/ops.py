@@ -46,6 +46,7 @@ from octavo_kernels.products.linear import gated_linear, linear
 from octavo_kernels.products.norm import layer_norm, rms_norm
 from octavo_kernels.products.product import Product
 from octavo_kernels.products.quantised import copy_of, pack, takes_copy
+from octavo_kernels.recurrent.chunks import room_bytes, takes_chunks
 from octavo_kernels.recurrent.delta import delta_step
 from octavo_kernels.recurrent.operands import Convolution, GatedNorm, LayerStates, Moves
 from octavo_kernels.recurrent.short_conv import conv_step
@@ -96,6 +97,7 @@ __all__ = [
     "pack_samples",
     "paged_attention",
     "rms_norm",
+    "room_bytes",
     "rope_attention",
     "rope_write_kv",
     "route",
@@ -105,6 +107,7 @@ __all__ = [
     "sigmoid",
     "ssm_step",
     "swap_blocks",
+    "takes_chunks",
     "takes_copy",
     "takes_experts",
     "write_kv",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.operands import DTYPES, address
+from octavo_kernels.recurrent import chunks
 from octavo_kernels.recurrent.operands import Convolution, GatedNorm, LayerStates, Moves
 
 from .emulated import aligned, build
@@ -39,11 +40,15 @@ class StepFields(ctypes.Structure):
     )  # fmt: skip
 
 
+class RoomFields(ctypes.Structure):
+    _fields_ = (("data", c_void_p), ("bytes", c_int64), ("tiles", c_int))
+
+
 class DeltaFields(ctypes.Structure):
     _fields_ = (
         ("step", StepFields), ("matrices", Slots), ("norm", NormFields), ("key_heads", c_int), ("heads", c_int),
         ("key_dim", c_int), ("value_dim", c_int), ("rates", c_void_p), ("dt_bias", c_void_p), ("beta_scale", c_float),
-        ("cut", c_int),
+        ("cut", c_int), ("room", RoomFields),
     )  # fmt: skip
 
 
@@ -67,14 +72,17 @@ class EmulatedRecurrent:
 
     def delta_step(
         self, x: Tensor, states: LayerStates, moves: Moves, convolution: Convolution, norm: GatedNorm, *,
-        key_heads: int, rates: Tensor, dt_bias: Tensor, beta_scale: float = 1.0, cut: int = 0,
+        key_heads: int, rates: Tensor, dt_bias: Tensor, beta_scale: float = 1.0, cut: int = 0, chunked: bool = False,
+        tiles: int = chunks.TILES,
     ) -> Tensor:  # fmt: skip
+        """`chunked`: prompts go by chunks, `tiles` at a time."""
         assert states.matrices is not None
         _, heads, key_dim, value_dim = states.matrices.shape
         out = self._held(torch.full((len(x) + 1, heads * value_dim), float("nan"), dtype=x.dtype))
         fields = DeltaFields(
             self._step(x, states, moves, convolution, out), _slots(states.matrices), _norm(norm), key_heads, heads,
             key_dim, value_dim, address(rates), address(dt_bias), beta_scale, cut,
+            self._room(len(x), len(moves.read), key_heads, heads, tiles) if chunked else RoomFields(),
         )  # fmt: skip
         return self._call("delta", fields, out)
 
@@ -101,6 +109,11 @@ class EmulatedRecurrent:
         """The operation of a layer whose name begins with its kind."""
         step: Callable[..., Tensor] = getattr(self, kind.partition(",")[0] + "_step")
         return step
+
+    def _room(self, rows: int, sequences: int, key_heads: int, heads: int, tiles: int) -> RoomFields:
+        """Room for chunks, of which every number is NaN."""
+        size = chunks.room_bytes(rows, sequences, key_heads, heads)
+        return RoomFields(self._held(torch.full((size,), 255, dtype=torch.uint8)).data_ptr(), size, tiles)
 
     def _held(self, tensor: Tensor) -> Tensor:
         """An aligned copy that lives as long as the call."""

@@ -21,8 +21,16 @@ def words(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32).cuda()
 
 
-def moves() -> Moves:
-    return Moves(words(0, 1, 1, 20, 22), words(1, 2, 0, 3), words(1, 4, 5, 6), words(0, 0, 0, 1, 1), words(9), words(7))
+def moves(more: int = 0) -> Moves:
+    """The third sequence has so many rows more."""
+    return Moves(
+        words(0, 1, 1, 20 + more, 22 + more),
+        words(1, 2, 0, 3),
+        words(1, 4, 5, 6),
+        words(0, 0, 0, 1, 1),
+        words(9),
+        words(7),
+    )
 
 
 def states(channels: int, taps: int, dtype: torch.dtype, *matrix: int) -> LayerStates:
@@ -36,13 +44,16 @@ def recurrent() -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for cut in range(5):
             delta_steps(2, 4, dtype, cut)
+        delta_steps(2, 4, dtype, 0, prompts=True)
         for norm in (512, 128):
             ssm_steps(2, 8, dtype, norm)
         ssm_steps(1, 132, dtype, 132 * 64)
         conv_steps(520, dtype)
 
 
-def delta_steps(key_heads: int, heads: int, dtype: torch.dtype, cut: int) -> None:
+def delta_steps(key_heads: int, heads: int, dtype: torch.dtype, cut: int, prompts: bool = False) -> None:
+    """`prompts`: rows by chunks beside those that are walked, if the type takes them."""
+    given = moves(81) if prompts else moves()
     values, channels, usual = heads * 128, (2 * key_heads + heads) * 128, delta.run
 
     def run(_: str, tensors: dict[str, Tensor | None], *arguments: object) -> None:
@@ -51,9 +62,11 @@ def delta_steps(key_heads: int, heads: int, dtype: torch.dtype, cut: int) -> Non
     if cut:
         delta.run = run
     ops.delta_step(
-        data(sum(LENGTHS), channels + values + 2 * heads, dtype=dtype), states(channels, 4, dtype, heads, 128, 128),
-        moves(), Convolution(data(4, channels, dtype=dtype), data(channels, dtype=dtype)),
+        data(int(given.query_start[-1]), channels + values + 2 * heads, dtype=dtype),
+        states(channels, 4, dtype, heads, 128, 128), given,
+        Convolution(data(4, channels, dtype=dtype), data(channels, dtype=dtype)),
         GatedNorm(data(values).abs(), 128), key_heads=key_heads, rates=-data(heads).abs(), dt_bias=data(heads),
+        chunked=prompts,
     )  # fmt: skip
     delta.run = usual
 

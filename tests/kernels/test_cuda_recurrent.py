@@ -8,7 +8,7 @@ from recurrent_layers import Layer, Part, delta_layer, moves_of, same
 from torch import Tensor
 
 from octavo_kernels import cuda
-from octavo_kernels.recurrent import delta
+from octavo_kernels.recurrent import chunks, delta
 
 from . import recurrent_blocks as blocks
 from .recurrent_blocks import BLOCK_LAYERS, with_step
@@ -89,6 +89,85 @@ def test_blocks_of_the_delta_rule_change_no_bit(monkeypatch):
         made.append((out, states.columns[1:5], states.matrices[1:5]))
     for other in made[1:]:
         assert all(torch.equal(*pair) for pair in zip(made[0], other, strict=True))
+
+
+def by_chunks(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Layer:
+    layer = delta_layer(*sizes, 128, 128, dtype=dtype)
+    return with_step(layer, layer.step.func, "cuda", chunked=True)  # type: ignore[attr-defined]
+
+
+PROMPTS = [
+    Part(1, 1, 1), Part(64, 2, 2), Part(0, 3, 4), Part(7, write=5), Part(63, 12, 12),
+    Part(330, 6, 7, [(2, 0), (66, 8), (66, 9), (100, 0), (256, 13), (330, 10), (331, 11)]), Part(200, 14, 14),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tiles", [2, chunks.TILES])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 6), (2, 8)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_chunks_of_prompts_are_those_of_the_reference(shape, dtype, tiles, monkeypatch):
+    """In parts that divide sequences, too."""
+    monkeypatch.setattr(chunks, "TILES", tiles)
+    blocks.assert_reference(by_chunks(*shape, dtype=dtype), PROMPTS, "cuda")
+
+
+def test_what_is_no_prompt_is_walked_beside_chunks():
+    walked = [Part(1, 1, 1), Part(63, 3, 3), Part(65, 4, 5, [(n, 6 + n) for n in range(1, 5)])]
+    made, slots = [], [1, 3, 5, 7, 8, 9, 10]
+    for parts in ([*walked, Part(500, write=2)], walked):
+        torch.manual_seed(2)
+        layer = by_chunks(16, 32) if len(parts) > 3 else on_gpu(delta_layer(16, 32, 128, 128, dtype=torch.bfloat16))
+        states = blocks.begun(layer, "cuda", (1, 3, 4))
+        out = blocks.step(layer, layer.rows(629)[: sum(part.rows for part in parts)].cuda(), states, parts)
+        made.append((out[:129], states.columns[slots], states.matrices[slots]))
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+def test_chunks_are_the_same_every_time_and_in_any_parts(monkeypatch):
+    layer, first = by_chunks(16, 32), None
+    x = layer.rows(5500).cuda()
+    for tiles in [chunks.TILES] * 10 + [7]:
+        monkeypatch.setattr(chunks, "TILES", tiles)
+        states = blocks.begun(layer, "cuda", (1, 2, 3))
+        out = blocks.step(layer, x, states, [Part(5000, 1, 1), Part(1, 2, 2), Part(499, 3, 3)])
+        now = (out, states.columns[1:4].clone(), states.matrices[1:4].clone())
+        first = first or now
+        assert all(torch.equal(*pair) for pair in zip(first, now, strict=True))
+
+
+def test_a_long_prompt_by_chunks_stays_close_to_float64():
+    """As close as a walk's outputs in bfloat16 and state, with decays near one."""
+    layer = delta_layer(1, 2, 128, 128, dtype=torch.bfloat16)
+    layer.step.keywords["rates"].mul_(0.01)  # type: ignore[attr-defined]
+    x, states = layer.rows(2000), blocks.states_of(layer, "cuda")
+    chunked = with_step(layer, layer.step.func, "cuda", chunked=True)  # type: ignore[attr-defined]
+    out = blocks.step(chunked, x.cuda(), states, [Part(2000, write=1)])
+    exact = blocks.states_of(layer, matrix_dtype=torch.float64)
+    wanted = layer.plain(x, exact, moves_of([Part(2000, write=1)]))
+    torch.testing.assert_close(out.cpu().float(), wanted.float(), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(states.matrices[1].cpu().double(), exact.matrices[1], atol=2e-4, rtol=2e-4)
+
+
+def test_a_graph_takes_other_prompts():
+    """Which of its rows go by chunks, and in how many, is what the words of a replay say."""
+    layer = by_chunks(2, 4)
+    x, eager, states = layer.rows(200).cuda(), *(blocks.begun(layer, "cuda", (1, 2, 3)) for _ in range(2))
+    static, moves = torch.zeros_like(x), moves_of([Part(198), Part(1), Part(1, keeps=[(1, 0)])], "cuda")
+    layer.step(static, states, moves)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layer.step(static * 1, states, moves)
+    static.copy_(x)
+    two = [Part(70, 1, 1), Part(64, 2, 2, [(10, 4)]), Part(66, 3, 5)]
+    one = [Part(1, 1, 1), Part(2, 2, 6, [(1, 7)]), Part(197, 3, 3)]
+    for parts in (two, one):
+        wanted = blocks.step(layer, x, eager, parts)
+        for place, words in zip(moves, moves_of(parts, "cuda"), strict=True):
+            place[: len(words)].copy_(words)
+        graph.replay()
+        assert torch.equal(out, wanted)
+    assert all(same(states, slot, eager, slot) for slot in range(1, 8))
 
 
 def test_many_sequences_in_place_are_the_same_every_time(layer):

@@ -7,9 +7,13 @@ show. test_cuda_recurrent.py runs them on one.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from recurrent_layers import Layer, Part, delta_layer, moves_of
+
+from octavo_kernels.recurrent import chunks
 
 from . import recurrent_blocks as blocks
 from .emulated_recurrent import EmulatedRecurrent
@@ -33,9 +37,13 @@ def layer(request: pytest.FixtureRequest, emulated: EmulatedRecurrent) -> Layer:
     return with_step(made, emulated.step_of(request.param))
 
 
-def delta(emulated: EmulatedRecurrent, cut: int, seed: int, *sizes: int, dtype: torch.dtype = torch.bfloat16) -> Layer:
+def delta(
+    emulated: EmulatedRecurrent, cut: int, seed: int, *sizes: int, dtype: torch.dtype = torch.bfloat16,
+    beta_scale: float = 1.0,
+) -> Layer:  # fmt: skip
     emulated.set_up(4, seed)
-    return with_step(delta_layer(*sizes or (1, 2), 128, 128, dtype=dtype), emulated.delta_step, cut=cut)
+    layer = delta_layer(*sizes or (1, 2), 128, 128, dtype=dtype, beta_scale=beta_scale)
+    return with_step(layer, emulated.delta_step, cut=cut)
 
 
 @pytest.mark.parametrize("dtype", blocks.TOLERANCE)
@@ -85,6 +93,57 @@ def test_columns_in_place_are_read_before_they_are_written(emulated, cut):
     """By all blocks that share a key head, whichever is late."""
     for seed in range(6):
         blocks.assert_no_cut_shows(delta(emulated, cut, seed, 2, 4), 3, [1, 2])
+
+
+def chunked(emulated: EmulatedRecurrent, seed: int, *sizes: int, tiles: int = 72, **more: object) -> Layer:
+    """A layer whose prompts go by chunks, `tiles` at a time."""
+    return with_step(delta(emulated, 0, seed, *sizes, **more), emulated.delta_step, chunked=True, tiles=tiles)
+
+
+# Prompts whose last chunks are full, end early and end at keeps, beside what is walked.
+PROMPTS = [
+    Part(1, 1, 1), Part(64, 2, 2), Part(0, 3, 4), Part(7, write=5),
+    Part(130, 6, 7, [(2, 0), (66, 8), (66, 9), (100, 0), (130, 10), (131, 11)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_chunks_of_prompts_are_those_of_the_reference(emulated, dtype):
+    """In parts that divide a sequence, too."""
+    blocks.assert_reference(chunked(emulated, 5, 1, 2, tiles=3, dtype=dtype, beta_scale=2.0), PROMPTS)
+
+
+def test_what_is_no_prompt_is_walked_beside_chunks(emulated):
+    """Decodes, a short prompt, and one that keeps a state behind each of its tokens."""
+    walked = [Part(1, 1, 1), Part(9, 3, 3), Part(65, 4, 5, [(n, 6 + n) for n in range(1, 5)])]
+    made, slots = [], [1, 3, 5, 7, 8, 9, 10]
+    for make, parts in ((chunked, [*walked, Part(64, write=2)]), (partial(delta, cut=0), walked)):
+        torch.manual_seed(2)
+        layer = make(emulated, seed=6)
+        states = blocks.begun(layer, "cpu", (1, 3, 4))
+        out = blocks.step(layer, layer.rows(139)[: sum(part.rows for part in parts)], states, parts)
+        made.append((out[:75], states.columns[slots], states.matrices[slots]))
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+def test_parts_and_blocks_of_chunks_change_no_bit(emulated):
+    made = []
+    for tiles, multiprocessors in ((1, 3), (72, 40)):
+        torch.manual_seed(1)
+        layer = chunked(emulated, tiles, 2, 2, tiles=tiles)
+        states = blocks.begun(layer, "cpu", (1, 2))
+        emulated.set_up(multiprocessors, tiles)
+        out = blocks.step(layer, layer.rows(194), states, [Part(130, 1, 1), Part(64, 2, 2)])
+        made.append((out, states.columns[1:3], states.matrices[1:3]))
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+def test_a_room_for_chunks_that_is_too_small_is_refused(emulated, monkeypatch):
+    layer, size, parts = chunked(emulated, 1), chunks.room_bytes(64, 1, 1, 2), [Part(64, write=1)]
+    blocks.step(layer, layer.rows(64), blocks.states_of(layer), parts)
+    monkeypatch.setattr(chunks, "room_bytes", lambda *_: size - 256)
+    with pytest.raises(ValueError, match="error"):
+        blocks.step(layer, layer.rows(64), blocks.states_of(layer), parts)
 
 
 def test_sizes_of_the_delta_rule_that_no_kernel_takes_are_refused(emulated):

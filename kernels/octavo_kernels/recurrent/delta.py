@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo_kernels.call import check_devices, output, run
 from octavo_kernels.operands import address, rows_at
+from octavo_kernels.recurrent import chunks
 from octavo_kernels.recurrent.operands import (
     Convolution,
     GatedNorm,
@@ -32,6 +33,7 @@ def delta_step(
     rates: Tensor,
     dt_bias: Tensor,
     beta_scale: float = 1.0,
+    chunked: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """`[T, H * V]`: a layer of the gated delta rule (arXiv 2412.06464, section 3) between its products.
@@ -45,6 +47,10 @@ def delta_step(
         d = beta * (v - decay * S^T k);   o = decay * S^T q + (k . q) * d;   S = decay * S + k d^T
 
     and `norm`, over each head or any other group of `o`, with z as its gate, is the result. All of it is float32.
+
+    `chunked`: a GPU may compute a sequence of 64 rows or more by products of chunks (csrc/cuda/recurrent/chunk.cu),
+    each float32 factor in two parts of bfloat16. That is many times faster, and depends in its last bits on how a
+    sequence's tokens are cut into steps.
 
     Raises `TypeError` or `ValueError`, naming the argument, for what does not fit.
     """
@@ -60,9 +66,12 @@ def delta_step(
     check_norm(norm, values)
     out = output(out, x, (len(x), values))
     tensors |= {"matrices": states.matrices, "norm": norm.weight, "rates": rates, "dt_bias": dt_bias, "out": out}
-    check_devices(tensors)
+    device, sequences = check_devices(tensors), len(moves.read)
+    taken = chunked and chunks.may_have_chunks(x, sequences)
+    room = chunks.room_for(x, sequences, key_heads, heads) if taken else None
+    rooms = [] if device.type == "cpu" else [chunks.room_at(room)]
     run(
         "delta_step", tensors, *common, matrices_at(states.matrices), norm_at(norm), rows_at(out),
-        (key_heads, heads, key_dim, value_dim), address(rates), address(dt_bias), beta_scale,
+        (key_heads, heads, key_dim, value_dim), address(rates), address(dt_bias), beta_scale, *rooms,
     )  # fmt: skip
     return out

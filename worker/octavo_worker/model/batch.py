@@ -35,8 +35,9 @@ class Batch:
     `block_tables[S, blocks]`, `context_lens[S]` (with this step's tokens), `query_start[S + 1]`, `row_context[T]` (the
     `SequenceStep`'s; None in batches of drafts). On CUDA: `plans` are
     what the layers of each shape of attention share, `groups[S]` and `prefix_lens[S]` (int32) say which sequences have
-    equal leading blocks, and `stage` is that of their blocks. `moves` are what the step does with recurrent states.
-    `windows` are the blocks of layers with a window, where these are a group of their own: those are never staged."""
+    equal leading blocks, and `stage` is that of their blocks. `moves` are what the step does with recurrent states;
+    without `prompts` no sequence is one. `windows` are the blocks of layers with a window, where these are a group of
+    their own: those are never staged."""
 
     token_ids: Tensor
     positions: Tensor
@@ -50,6 +51,7 @@ class Batch:
     prefix_lens: Tensor | None = None
     stage: Stage | None = None
     moves: Moves | None = None
+    prompts: bool = True
     windows: Paging | None = None
 
     def paging(self, window: int) -> Paging:

@@ -30,6 +30,7 @@ class CausalModel(Protocol):
     trial tells. `uniform`: whether each row is to be computed, on a GPU too, as if it were alone. `route`: the code
     that computes it, with its revision. `forms`: those of quantised weights, in words. `factors`: those of LongRoPE,
     short or long; empty: it has none. `has_whole_experts`: each rank has some of the experts, and not a part of all.
+    `has_chunks`: recurrent layers compute prompts by chunks, whose cuts show in last bits.
     `kept_bytes` are those of a token that it keeps beside keys and values. Where it `reads_windows`, layers with a
     window may have blocks of their own. With a `group` heads are those of one of its
     ranks, and so are the tokens of `logits`.
@@ -41,6 +42,7 @@ class CausalModel(Protocol):
     uniform: bool
     factors: str
     has_whole_experts: bool
+    has_chunks: bool
     kept_bytes: int
     reads_windows: bool
     dtype: torch.dtype

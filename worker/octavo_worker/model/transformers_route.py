@@ -65,6 +65,7 @@ class TransformersModel:
     uniform = False
     factors = ""
     has_whole_experts = False
+    has_chunks = False
     states: tuple[StateSpec | None, ...] = ()
     reads_windows = False
     kept_bytes = 0

@@ -77,6 +77,7 @@ class BaseRunner:
             ranks=1 if model.group is None else model.group.rank.count,
             whole_experts=model.has_whole_experts,
             states=any(spec is not None for spec in model.states),
+            chunks=model.has_chunks,
         )
         self.rows = WholeRows(model.vocab_size) if model.group is None else SplitRows(model.group, model.vocab_size)
         model.bind(grouped.parts, cache.block_size, max_model_len)

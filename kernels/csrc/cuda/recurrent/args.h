@@ -40,6 +40,13 @@ struct RecurrentArgs {
   int64_t out_stride;
 };
 
+// Room for what chunks of prompts are made into (chunk.h); null: every token is walked.
+struct ChunkRoom {
+  void* data;
+  int64_t bytes;
+  int tiles;  // chunks at a time
+};
+
 struct DeltaArgs {
   RecurrentArgs step;
   Slots matrices;
@@ -48,6 +55,7 @@ struct DeltaArgs {
   const float *rates, *dt_bias;
   float beta_scale;
   int cut;  // into blocks, 1 to 5 (delta.cu); 0: as the step needs it. No bit depends on it
+  ChunkRoom room;
 };
 
 struct SsmArgs {

@@ -9,6 +9,7 @@ inline auto fields(Moves& x) {
   return std::tie(x.sequences, x.query_start, x.read, x.write, x.keep_start, x.keep_after, x.keep_slot);
 }
 inline auto fields(Convolution& x) { return std::tie(x.weight, x.bias, x.taps, x.channels); }
+inline auto fields(ChunkRoom& x) { return std::tie(x.data, x.bytes, x.tiles); }
 inline auto fields(GatedNorm& x) { return std::tie(x.weight, x.group, x.eps, x.gate_first); }
 
 // Heads of a layer, and those of keys or groups that they share; rows and columns of a head's matrix.
@@ -38,16 +39,18 @@ RecurrentArgs step_of(int dtype, const Rows& x, int rows, const Slots& columns, 
 void octavo::define_recurrent(py::module_& m) {
   const auto delta = [](int dtype, const Rows& x, int rows, const Slots& columns, const Moves& moves,
                         const Convolution& convolution, const Slots& matrices, const GatedNorm& norm, const Rows& out,
-                        const StateShape& shape, Address rates, Address dt_bias, float beta_scale, int cut, Address stream) {
+                        const StateShape& shape, Address rates, Address dt_bias, float beta_scale, const ChunkRoom& room, int cut,
+                        Address stream) {
     const DeltaArgs a{step_of(dtype, x, rows, columns, moves, convolution, out), matrices, norm, shape.shared, shape.heads,
-                      shape.rows, shape.columns, at<float>(rates), at<float>(dt_bias), beta_scale, cut};
+                      shape.rows, shape.columns, at<float>(rates), at<float>(dt_bias), beta_scale, cut, room};
     check("delta_step", delta_step(a, stream_at(stream)));
   };
   m.def("delta_step_cut", delta);
   m.def("delta_step", [delta](int dtype, const Rows& x, int rows, const Slots& columns, const Moves& moves,
                               const Convolution& convolution, const Slots& matrices, const GatedNorm& norm, const Rows& out,
-                              const StateShape& shape, Address rates, Address dt_bias, float beta_scale, Address stream) {
-    delta(dtype, x, rows, columns, moves, convolution, matrices, norm, out, shape, rates, dt_bias, beta_scale, 0, stream);
+                              const StateShape& shape, Address rates, Address dt_bias, float beta_scale, const ChunkRoom& room,
+                              Address stream) {
+    delta(dtype, x, rows, columns, moves, convolution, matrices, norm, out, shape, rates, dt_bias, beta_scale, room, 0, stream);
   });
   m.def("ssm_step", [](int dtype, const Rows& x, int rows, const Slots& columns, const Moves& moves,
                        const Convolution& convolution, const Slots& matrices, const GatedNorm& norm, const Rows& out,

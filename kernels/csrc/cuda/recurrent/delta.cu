@@ -4,6 +4,7 @@
 // warps make what the next tokens need (convolution, lengths of q and k, gates) in shared memory, and the gated norm of what the
 // last ones gave. Blocks that share a head tell each other the squares of their columns, and the blocks of a key head are a
 // cluster: all of them have read the columns of q and k before one of them writes these.
+#include "recurrent/chunk.h"
 #include "recurrent/delta_stream.cuh"
 
 namespace octavo {
@@ -15,7 +16,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) delta_kernel(const __
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<Shared<C>*>(memory);
   const Place<C> place(a, blockIdx.x);
-  const Sequence sequence(a.step.moves, place.sequence);
+  const Sequence sequence = walked(a, place.sequence);
   if (threadIdx.x == 0) {
     shared.handover.set_up(C::kHelpers, C::kAdvancers);
     for (int i = 0; i < 2 * C::kHelpers; ++i) barrier_init(shared_address(&shared.told[i / C::kHelpers][i % C::kHelpers]), 1);
@@ -41,6 +42,7 @@ int cut_of(const DeltaArgs& a, int multiprocessors) {
   const int sequences = a.step.moves.sequences;
   const int blocks = a.heads * sequences;  // of a head each
   if (a.step.rows <= 2 * sequences) return blocks > multiprocessors ? 5 : 2;
+  if (a.room.data) return blocks > multiprocessors ? 5 : 3;  // what is long is not walked
   if (a.step.rows >= kLong * sequences) return 2 * blocks > multiprocessors ? 1 : 4;
   return blocks > multiprocessors ? 3 : 4;
 }
@@ -72,7 +74,7 @@ cudaError_t delta_step(const DeltaArgs& a, cudaStream_t stream) {
   if (const cudaError_t error = describe(device); error != cudaSuccess) return error;
   if (device.major != 9) return cudaErrorInvalidValue;
   if (a.step.moves.sequences == 0) return cudaSuccess;
-  return with_dtype(a.step.dtype, [&](auto tag) {
+  const cudaError_t error = with_dtype(a.step.dtype, [&](auto tag) {
     using T = decltype(tag);
     if (!takes<T>(a)) return cudaErrorInvalidValue;
     switch (a.cut ? a.cut : cut_of(a, device.multiprocessors)) {
@@ -84,6 +86,7 @@ cudaError_t delta_step(const DeltaArgs& a, cudaStream_t stream) {
       default: return cudaErrorInvalidValue;
     }
   });
+  return error == cudaSuccess && a.room.data ? chunk_prompts(a, stream) : error;
 }
 
 }  // namespace octavo

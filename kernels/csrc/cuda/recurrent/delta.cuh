@@ -1,17 +1,13 @@
 // How the gated delta rule is cut into blocks, and what these have in shared memory.
 #pragma once
 
-#include "recurrent/recurrence.cuh"
+#include "recurrent/rule.cuh"
 
 namespace octavo {
 namespace {
 
-constexpr int kTaps = 4, kHead = 128;              // values of a head: columns of its matrix
-constexpr int kKey = kRows / 32;                   // values of a key that a lane makes
 constexpr int kPortable = 8, kMostBlocks = 16;     // of a cluster, on any chip that has them and on Hopper
 constexpr int kTaken = 1;                          // barrier: the weights are there
-constexpr float kLeastSquares = 1e-6f;             // added to the squares of q and k
-constexpr float kRootOfRows = 0.08838834764831845f;  // 1 / sqrt(kRows)
 
 // How a head is cut: blocks that share it, columns of a lane, warps that make inputs and norms, tokens of a stage that each of
 // these has, and blocks of a multiprocessor.

@@ -52,7 +52,7 @@ __device__ inline void advance_heads(const DeltaArgs& a, StreamShared<C>& shared
   Turn<C::kBuffers> turn;
   StageCounts stages;
   for_heads<C>(a, [&](const Place<C>& place, int team) {
-    const Sequence sequence(a.step.moves, place.sequence);
+    const Sequence sequence = walked(a, place.sequence);
     Advancer<T, C> advancer(a, place, sequence, shared.teams[team], warp);
     shared.matrices.take(turn, advancer.state, sequence.read == 0, advancer.column, kHead, advancer.place);
     advancer.advance_all(stages.of(team));
@@ -67,7 +67,7 @@ __device__ inline void make_heads(const DeltaArgs& a, StreamShared<C>& shared) {
   for (int group = blockIdx.x + own * gridDim.x; group < a.step.moves.sequences * a.key_heads; group += C::kTeams * gridDim.x)
     for (int head = 0; head < sharing; ++head) {
       const Place<C> place(a, group * sharing + head);
-      const Sequence sequence(a.step.moves, place.sequence);
+      const Sequence sequence = walked(a, place.sequence);
       Helper<T, C>::meet();  // no warp needs the last head's weights
       Helper<T, C>(a, place, sequence, shared.teams[own], stages).run();
       stages += stages_of(sequence, C::kTokens);

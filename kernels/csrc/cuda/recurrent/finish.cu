@@ -68,25 +68,6 @@ struct Group {
   }
 };
 
-// Four channels of a sequence's columns by each thread.
-template <class T>
-__device__ inline void move_columns(const SsmArgs& a, int s, int channel) {
-  const RecurrentArgs& step = a.step;
-  if (channel >= step.convolution.channels) return;
-  const Sequence sequence(step.moves, s);
-  const Line<T> line(step, sequence, a.heads * a.head_dim);
-  Words<T, kQuad> latest[kTaps - 1];
-  const auto move = [&](int slot, int tokens) {
-    if (slot == 0) return;
-    line.take(tokens, channel, latest);
-    line.clear(tokens - kTaps + 1, latest);
-    put_columns<T>(step, slot, channel, latest);
-  };
-  for (int k = sequence.keep; k < sequence.keeps; ++k)
-    if (const int after = step.moves.keep_after[k]; after <= sequence.tokens) move(step.moves.keep_slot[k], after);
-  move(sequence.write, sequence.tokens);
-}
-
 #endif
 
 // A block has a row, and behind the rows as many channels of a sequence as it has threads for.
@@ -99,7 +80,9 @@ __global__ void __launch_bounds__(kThreads, 4) finish_kernel(const __grid_consta
   const int rows = a.step.rows, block = blockIdx.x;
   if (block >= rows) {
     const int tiles = (a.step.convolution.channels + kThreads * kQuad - 1) / (kThreads * kQuad);
-    return move_columns<T>(a, (block - rows) / tiles, ((block - rows) % tiles * kThreads + int(threadIdx.x)) * kQuad);
+    const Sequence sequence(a.step.moves, (block - rows) / tiles);
+    const int channel = ((block - rows) % tiles * kThreads + int(threadIdx.x)) * kQuad;
+    return move_columns<T, kTaps>(a.step, sequence, a.heads * a.head_dim, channel);
   }
   const int groups = a.heads * a.head_dim / a.norm.group;
   for (int g = threadIdx.x / kTogether; g < groups; g += kThreads / kTogether) {

@@ -195,6 +195,23 @@ __device__ inline void put_columns(const RecurrentArgs& a, int slot, int channel
   for (int j = 0; j < kEarlier; ++j) *reinterpret_cast<Put*>(to + j * a.convolution.channels) = latest[j];
 }
 
+// Four channels of a sequence's columns by each thread: to the slots of its keeps, then to the one that it writes.
+template <class T, int kTaps>
+__device__ inline void move_columns(const RecurrentArgs& a, const Sequence& s, int first_channel, int channel) {
+  if (channel >= a.convolution.channels) return;
+  const Line<T> line(a, s, first_channel);
+  Words<T, 4> latest[kTaps - 1];
+  const auto move = [&](int slot, int tokens) {
+    if (slot == 0) return;
+    line.take(tokens, channel, latest);
+    line.clear(tokens - kTaps + 1, latest);
+    put_columns<T>(a, slot, channel, latest);
+  };
+  for (int k = s.keep; k < s.keeps; ++k)
+    if (const int after = a.moves.keep_after[k]; after <= s.tokens) move(a.moves.keep_slot[k], after);
+  move(s.write, s.tokens);
+}
+
 // Neighbours in pairs, then pairs of those: a lane's values, which lanes then go on with.
 template <int N>
 __device__ inline float sum_in_pairs(const float (&x)[N]) {
@@ -261,6 +278,10 @@ struct Keeps {
 
   __device__ Keeps(const Moves& m, const Sequence& s) : moves(m), keep(s.keep), end(s.keeps) { look(); }
   __device__ void look() { next = keep < end ? moves.keep_after[keep] : 0; }
+  // Leaves out those before this many tokens.
+  __device__ void pass(int tokens) {
+    while (next && next < tokens) ++keep, look();
+  }
   // Slots that get the state after this many tokens.
   template <class F>
   __device__ void at(int tokens, F&& store) {

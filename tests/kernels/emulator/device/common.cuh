@@ -223,21 +223,30 @@ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
       }
   });
 }
-inline void ldmatrix(uint32_t (&d)[4], uint32_t address) {
+// Rows of four 8 x 8 matrices, of each of which a lane gets two neighbours of a row, or of a column.
+template <bool kTransposed>
+void load_matrices(uint32_t (&d)[4], uint32_t address) {
   struct Given {
     uint32_t* d;
     uint32_t address;
   } given{d, address};
   emulator::meet(emulator::own_warp(), emulator::lane(), 32, &given, [](emulator::Meeting& m) {
+    const auto row = [&](int matrix, int at) {
+      const uint32_t address = static_cast<Given*>(m.given[matrix * 8 + at])->address;
+      if (address % 16) emulator::fail("ldmatrix from no multiple of 16");
+      return emulator::shared_of(emulator::current->block, address, 16);
+    };
     for (int lane = 0; lane < 32; ++lane)
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t row = static_cast<Given*>(m.given[i * 8 + lane / 4])->address;
-        if (row % 16) emulator::fail("ldmatrix from no multiple of 16");
-        std::memcpy(static_cast<Given*>(m.given[lane])->d + i,
-                    emulator::shared_of(emulator::current->block, row, 16) + lane % 4 * 4, 4);
-      }
+      for (int i = 0; i < 4; ++i)
+        for (int e = 0; e < 2; ++e) {
+          char* to = reinterpret_cast<char*>(static_cast<Given*>(m.given[lane])->d + i) + 2 * e;
+          if (kTransposed) std::memcpy(to, row(i, lane % 4 * 2 + e) + lane / 4 * 2, 2);
+          else std::memcpy(to, row(i, lane / 4) + lane % 4 * 4 + 2 * e, 2);
+        }
   });
 }
+inline void ldmatrix(uint32_t (&d)[4], uint32_t address) { load_matrices<false>(d, address); }
+inline void ldmatrix_transposed(uint32_t (&d)[4], uint32_t address) { load_matrices<true>(d, address); }
 
 // A thread's copies land when it waits for their group.
 inline void copy16(uint32_t shared, const void* global, bool valid = true) {

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from octavo_kernels.ops import Convolution, GatedNorm
+from octavo_kernels.ops import Convolution, GatedNorm, takes_chunks
 from octavo_worker.model.checkpoint.formats import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.checkpoint.mixtures import without_bias
@@ -50,7 +50,8 @@ class RecurrentReader:
         dt_bias = self._vector(at + self.names.dt_bias, heads)
         if isinstance(layer, DeltaLayer):
             norm = GatedNorm(self._head_norm(at, layer), layer.value_dim, layer.norm_eps)
-            return DeltaMixer(layer, state, inputs, out, DeltaWeights(convolution, norm, rates, dt_bias))
+            chunked = takes_chunks(self.reader.device, self.reader.dtype) and not self.reader.products.uniform
+            return DeltaMixer(layer, state, inputs, out, DeltaWeights(convolution, norm, rates, dt_bias), chunked)
         assert isinstance(whole, SsmLayer)
         skip = self._vector(at + self.names.skip, heads)
         norm = self._group_norm(at, whole, layer)

@@ -51,6 +51,7 @@ class EagleHead:
     uniform = False
     factors = ""
     has_whole_experts = False
+    has_chunks = False
     states: tuple[StateSpec | None, ...] = ()
 
     def __init__(self, config: DecoderConfig, layers: HeadLayers, features: Features, tokens: int) -> None:

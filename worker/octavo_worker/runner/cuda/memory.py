@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.ops import KV_DTYPES
+from octavo_kernels.ops import KV_DTYPES, room_bytes
 from octavo_worker.contract.cache import group_window
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError
 from octavo_worker.model.layers.latent import LatentAttention
+from octavo_worker.model.recurrent.layers import DeltaLayer
 from octavo_worker.model.stage import STAGE_BYTES
 from octavo_worker.runner.cuda.plans import AttentionPlans
 
@@ -36,8 +37,8 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int:
     """Logits of a full batch in the model's dtype and in float32, and what experts and latent attention make of its
-    rows, both in a graph and outside of one; what recurrent layers make; partial results of attention; block tables;
-    the copies of host blocks; and a constant for the rest."""
+    rows, and the chunks of prompts, both in a graph and outside of one; what recurrent layers make; partial results of
+    attention; block tables; the copies of host blocks; and a constant for the rest."""
     logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
     cached = KV_DTYPES.get(options.kv_dtype)
     partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len, cached) for m in (model, *others))
@@ -45,7 +46,8 @@ def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *o
     rows = groups * (options.max_running + options.most_samples) + options.max_running * len(others)
     tables = rows * -(-max_model_len // options.block_size) * 4
     staged = STAGE_BYTES if options.host_cache_bytes else 0
-    made = 2 * (expert_bytes(model) + latent_bytes(model)) + recurrent_bytes(model)
+    made = 2 * (expert_bytes(model) + latent_bytes(model) + chunk_bytes(model, options.max_running))
+    made += recurrent_bytes(model)
     return logits + made + partial + tables + staged + WORKSPACE
 
 
@@ -69,6 +71,14 @@ def recurrent_bytes(model: CausalModel) -> int:
         default=0,
     )
     return len(model.buffers.hidden) * widest
+
+
+def chunk_bytes(model: CausalModel, sequences: int) -> int:
+    """Bytes of the room for chunks of prompts in one recurrent layer, of as many rows as there are buffers for."""
+    if not isinstance(model, Decoder) or not model.has_chunks:
+        return 0
+    layers = [layer for layer in model.config.recurrent_layers if isinstance(layer, DeltaLayer)]
+    return max(room_bytes(len(model.buffers.hidden), sequences, layer.key_heads, layer.heads) for layer in layers)
 
 
 def latent_bytes(model: CausalModel) -> int:

@@ -321,7 +321,7 @@ class CudaRunner(BaseRunner):
             i.samples[: shape.samples].zero_()
         self._unpack(shape.sequences)
         batch = self._batch(shape.sequences, tokens)
-        batch.plans = self._plans.for_step(batch, prompts=not shape.few)
+        batch.plans, batch.prompts = self._plans.for_step(batch, prompts=not shape.few), not shape.drafts
         logits = self.model.logits(self.model.forward(batch, i.sample_rows[: shape.samples]))
         self._sampler.choose(logits)
         return logits

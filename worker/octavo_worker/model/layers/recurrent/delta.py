@@ -26,19 +26,22 @@ class DeltaWeights:
 
 
 class DeltaMixer(RecurrentMixer):
-    """`inputs` gives queries, keys, values, gates, betas and time steps of a row, side by side."""
+    """`inputs` gives queries, keys, values, gates, betas and time steps of a row, side by side. `chunked`: prompts are
+    computed by chunks."""
 
-    def __init__(self, layer: DeltaLayer, state: StateSpec, inputs: Linear, out: Linear, weights: DeltaWeights) -> None:
+    def __init__(
+        self, layer: DeltaLayer, state: StateSpec, inputs: Linear, out: Linear, weights: DeltaWeights, chunked: bool
+    ) -> None:
         super().__init__(state, inputs, out)
-        self.layer, self.weights = layer, weights
+        self.layer, self.weights, self.chunked = layer, weights, chunked
 
     @property
     def kind(self) -> Hashable:
         return self.layer
 
-    def advance(self, x: Tensor, states: LayerStates, moves: Moves) -> Tensor:
+    def advance(self, x: Tensor, states: LayerStates, moves: Moves, prompts: bool) -> Tensor:
         w = self.weights
         return ops.delta_step(
             x, states, moves, w.convolution, w.norm, key_heads=self.layer.key_heads, rates=w.rates, dt_bias=w.dt_bias,
-            beta_scale=self.layer.beta_scale,
+            beta_scale=self.layer.beta_scale, chunked=self.chunked and prompts,
         )  # fmt: skip

@@ -28,8 +28,8 @@ class RecurrentMixer(ABC):
         self.states: LayerStates | None = None
 
     @abstractmethod
-    def advance(self, x: Tensor, states: LayerStates, moves: Moves) -> Tensor:
-        """Output of the layer for the rows `x`, between its products."""
+    def advance(self, x: Tensor, states: LayerStates, moves: Moves, prompts: bool) -> Tensor:
+        """Output of the layer for the rows `x`, between its products; without `prompts` no sequence is one."""
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class RecurrentMixer(ABC):
         """The layer's output for all rows, before its last product, into `b.attended`."""
         assert self.states is not None, "no states are bound"
         assert batch.moves is not None, "a step says what it does with states"
-        b.attended = self.advance(self.inputs.apply(x), self.states, batch.moves)
+        b.attended = self.advance(self.inputs.apply(x), self.states, batch.moves, batch.prompts)
 
     def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
         """The output of `b.attended`, added to the residual stream `b.hidden`, and normalised for what follows."""

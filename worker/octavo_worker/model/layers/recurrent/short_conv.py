@@ -27,5 +27,5 @@ class ConvMixer(RecurrentMixer):
     def kind(self) -> Hashable:
         return self.layer
 
-    def advance(self, x: Tensor, states: LayerStates, moves: Moves) -> Tensor:
+    def advance(self, x: Tensor, states: LayerStates, moves: Moves, prompts: bool) -> Tensor:
         return ops.conv_step(x, states, moves, self.convolution)

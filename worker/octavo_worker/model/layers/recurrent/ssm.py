@@ -39,7 +39,7 @@ class SsmMixer(RecurrentMixer):
     def kind(self) -> Hashable:
         return self.layer
 
-    def advance(self, x: Tensor, states: LayerStates, moves: Moves) -> Tensor:
+    def advance(self, x: Tensor, states: LayerStates, moves: Moves, prompts: bool) -> Tensor:
         w = self.weights
         if w.factors is not None:
             x.mul_(w.factors)
