@@ -20,12 +20,14 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import ModelRunner, SampleSpec, SequenceStep, StepError, StepPlan
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.ranks.processes import Ranks
+from octavo_worker.runner.cuda.runner import CudaRunner
 
 from .conftest import Pair, loader
 from .drive import Engine, Orphans, assert_same, request
 from .guessing import told
 from .test_cuda import CONFIGS, VOCAB, options, random_model, random_requests
 from .test_cuda_speculation import drafted, drafting
+from .test_cuda_windows import MODELS, across_windows, tight
 from .test_ranks import all_kinds, assert_close
 from .test_sliding import prompt
 
@@ -185,3 +187,16 @@ def test_a_sliding_window(gpu_pair: Callable[[str], Pair]) -> None:
         tight = Engine(runner, num_blocks=25, token_budget=80).run(asked)
     assert tight.most_blocks <= 24
     assert tight.tokens == Engine(pair.runner, num_blocks=25, token_budget=80).run(asked).tokens
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_both_groups_of_blocks_move_on_both_ranks(name: str, tmp_path: Path) -> None:
+    folder, every = random_model(MODELS[name], tmp_path), across_windows(32)
+    sizes = {"num_blocks": 701, "host_cache_bytes": 256 << 20}
+    with on_two(options(folder, deterministic=True, **sizes)) as runner:
+        assert isinstance(runner, CudaRunner)
+        whole = Engine(runner).run(every)
+        memory = {"windows": tight(runner, beside=12), "num_host_blocks": runner.num_host_blocks, "reads_host": False}
+        pressed = Engine(runner, policy=PreemptionPolicy("swap"), **memory).run(every)
+    assert pressed.stats.swapped_out > 0
+    assert_same(pressed, whole)
