@@ -9,6 +9,8 @@ from engine_driver import Driver, assert_complete, expected_tokens, make_request
 from fake_runner import DelayedRunner, FakeRunner
 
 from octavo_worker.contract.messages import AddRequest
+from octavo_worker.engine.kv.allocation import Allocation
+from octavo_worker.engine.sequence import Sequence
 
 SIZE = 8
 
@@ -40,6 +42,24 @@ def test_the_next_turn_begins_with_the_last_token_of_the_answer(length: int) -> 
     assert answered(driver, second) == [length + 4]
     third = make_request("third", [*text_of(driver, second), 903], max_tokens=5)
     assert answered(driver, third) == [length + 5 + 2 + 4]
+
+
+def test_a_prompt_that_is_admitted_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although it is asked first whether others are about to leave it a longer state."""
+    driver, looked_up = engine(), []
+    place = driver.scheduler.kv.place
+
+    def counted(members: list[Sequence], **options: Any) -> Allocation:
+        looked_up.extend(member.request.id for member in members)
+        return place(members, **options)
+
+    monkeypatch.setattr(driver.scheduler.kv, "place", counted)
+    requests = [make_request(str(number), prompt(20, 100 * number)) for number in range(3)]
+    for request in requests:
+        driver.add(request)
+    driver.run()
+    assert_complete(driver, *requests)
+    assert looked_up == ["0", "1", "2"]
 
 
 def test_of_several_snapshots_amid_a_block_the_longest_that_fits_is_taken() -> None:

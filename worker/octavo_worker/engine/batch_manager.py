@@ -153,11 +153,12 @@ class BatchManager:
         gang = self._entering(request)
         if _wants_scores(request) and gang[0].is_swapped:  # what computed them is gone: they begin at the first token
             self.kv.free(gang[0])
-        if self._expects(gang, step):
+        found = self._found(gang)
+        if found is not None and self._expects(gang[0], found, step):
             self.expecting.add(request)
             return Admission.EXPECTS
         alone = len(self.running) == 0
-        fitting = gang if self._enter(gang, step) else []
+        fitting = gang if self._enter(gang, step, found) else []
         while alone and not fitting and len(gang) > 1 and request.beam is None:
             gang = gang[:-1]  # samples need not run together, if this is what it takes to run at all
             fitting = gang if self._enter(gang, step) else []
@@ -174,10 +175,13 @@ class BatchManager:
             self._count_admission(sequence)
         return Admission.ADMITTED if fitting else Admission.LATER
 
-    def _enter(self, gang: list[Sequence], step: StepInFlight, *, shares: bool = True) -> bool:
+    def _enter(
+        self, gang: list[Sequence], step: StepInFlight, found: Allocation | None = None, *, shares: bool = True
+    ) -> bool:
         """Give waiting sequences the blocks of all their tokens, shared where possible, or nothing if that is too
-        much. Unless it `shares`, the first one begins at its first token."""
-        allocation = self._fit(gang, self.kv.room(), self.running.width, shares=shares)
+        much: those `found` for them, if they were looked up. Unless it `shares`, the first one begins at its first
+        token."""
+        allocation = self._fit(gang, self.kv.room(), self.running.width, found, shares=shares)
         if allocation is None:
             return False
         self.kv.enter(allocation, step)
@@ -186,9 +190,11 @@ class BatchManager:
             self.resumed.append(back)
         return True
 
-    def _fit(self, gang: list[Sequence], available: Room, width: int, *, shares: bool = True) -> Allocation | None:
+    def _fit(
+        self, gang: list[Sequence], available: Room, width: int, found: Allocation | None = None, *, shares: bool = True
+    ) -> Allocation | None:
         """Where waiting sequences would find their blocks among `available` ones, beside a batch of `width`; None
-        without enough slots or blocks.
+        without enough slots or blocks. What was `found` for them is not looked up again.
 
         Besides the watermark, each parallel sample but one gets a last block of its own right away. A preempted request
         returns only when there is a block to grow into for every sequence that will run. A sequence has a slot for its
@@ -197,31 +203,35 @@ class BatchManager:
         width += sum(sequence.width for sequence in gang)
         if width > self._max_running:
             return None
-        growing, kept = 0, Room()
+        blocks, windows = available.blocks, available.windows
         if len(self.running):
-            kept, growing = self._watermark, sum(sequence.width - 1 for sequence in gang)
+            growing = sum(sequence.width - 1 for sequence in gang)
             growing += width if any(sequence.peak for sequence in gang) else 0
-        blocks = available.blocks - kept.blocks - growing
-        windows = 0 if self.kv.windows is None else available.windows - kept.windows - growing
+            blocks -= self._watermark.blocks + growing
+            windows -= self._watermark.windows + growing
         if blocks <= 0 or (self.kv.windows is not None and windows <= 0):
             return None
         is_private = _wants_scores(gang[0].request) or not shares
-        allocation = self.kv.place(gang, private=gang[0] if is_private else None)
+        allocation = found or self.kv.place(gang, private=gang[0] if is_private else None)
         needed = allocation.needed
-        fits = Room(blocks, 0, windows).covers(needed) and self._can_grow(gang, blocks - needed.blocks)
+        has_room = needed.blocks <= blocks and (self.kv.windows is None or needed.windows <= windows)
+        fits = has_room and self._can_grow(gang, blocks - needed.blocks)
         states = self.kv.states
         if states is not None and not states.fits(gang, allocation.needed_slots, available.slots, self.running):
             return None
         return allocation if fits else None
 
-    def _expects(self, gang: list[Sequence], step: StepInFlight) -> bool:
+    def _found(self, gang: list[Sequence]) -> Allocation | None:
+        """Where a sequence would begin that may wait for a state; None if it may not."""
+        first, width = gang[0], self.running.width
+        if self.kv.states is None or len(gang) > 1 or width + first.width > self._max_running:
+            return None
+        return None if first.is_swapped or _wants_scores(first.request) else self.kv.place(gang)
+
+    def _expects(self, sequence: Sequence, found: Allocation, step: StepInFlight) -> bool:
         """True if a sequence had better wait for a state that others compute now."""
         states = self.kv.states
-        if states is None or len(gang) > 1 or gang[0].is_swapped or _wants_scores(gang[0].request):
-            return False
-        if self.running.width + gang[0].width > self._max_running:
-            return False
-        return states.expects(gang[0], self.kv.place(gang).begins[0][1], self.running.prefilling, step)
+        return states is not None and states.expects(sequence, found.begins[0][1], self.running.prefilling, step)
 
     def _can_grow(self, gang: list[Sequence], spare: int) -> bool:
         """True if waiting sequences may join those that run, with `spare` blocks for all of them to grow into, and what

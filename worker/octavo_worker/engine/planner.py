@@ -237,21 +237,20 @@ class Planner:
             if admits:
                 admit = self._admit(following.request, step) and len(self._batch.expecting) < MOST_EXPECTING
             else:
-                most = share(
-                    following.length - following.computed,
-                    budget,
-                    self._behind(following, position, admit),
-                    self._abreast - position,
-                )
-                budget -= self._plan_chunk(following, step, most)
+                budget -= self._plan_chunk(following, step, self._part(following, position, budget, admit))
                 position += 1
         return False
+
+    def _part(self, prompt: Sequence, position: int, budget: int, admit: bool) -> int:
+        """Tokens of the budget for a prompt at `position`, as others may share it."""
+        if self._abreast - position < 2:
+            return budget
+        others = self._behind(prompt, position, admit)
+        return share(prompt.length - prompt.computed, budget, others, self._abreast - position)
 
     def _behind(self, prompt: Sequence, position: int, admit: bool) -> int:
         """Prompts behind one at `position` that may share the budget with it: none that would pause for it, or is
         likely to wait for the state that it leaves."""
-        if self._abreast - position < 2:
-            return 0
         running = self._running.prefilling[position + 1 : position + self._abreast]
         waiting = islice(self._batch.waiting, self._abreast) if admit and not self._is_expected else ()
         return sum(not self._policy.pauses(other.request, prompt.request) for other in (*running, *waiting))

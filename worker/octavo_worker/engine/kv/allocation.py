@@ -11,9 +11,10 @@ from itertools import takewhile
 from octavo_worker.engine.kv.block_group import BlockGroup
 from octavo_worker.engine.kv.keys import Keys, no_tail
 from octavo_worker.engine.kv.room import Room
-from octavo_worker.engine.kv.supply import Supply, Taken
+from octavo_worker.engine.kv.supply import Supply
 from octavo_worker.engine.sequence import Sequence
 from octavo_worker.engine.states.states import States
+from octavo_worker.engine.step_in_flight import StepInFlight
 from octavo_worker.memory.prefix_hits import Reach, longest_hit
 
 
@@ -83,9 +84,10 @@ class Allocation:
         """Tokens that come back from the host."""
         return self._blocks.restored
 
-    def take(self, step: int) -> list[Taken]:
-        """Fill the tables. Returns what comes with the blocks of each group. `OutOfBlocks` unless `needed` fit."""
-        return [supply.take(self.members, step) for supply in self.supplies]
+    def take(self, step: StepInFlight) -> None:
+        """Fill the tables, with copies that a step makes. `OutOfBlocks` unless `needed` fit."""
+        for supply in self.supplies:
+            supply.take(self.members, step)
 
     # Members that compute
 

@@ -83,15 +83,15 @@ class BlockGroup:
 
     def publish(self, sequence: Sequence, full: int, step: StepInFlight) -> None:
         """Offer what a sequence has of its first `full` blocks, and has not offered yet, to the prefix cache."""
-        table, digests = self.table_of(sequence), sequence.digests
-        first = table.start if table.start > sequence.published else sequence.published
-        for slot in range(first, full):
-            self.offer(table.blocks[slot], digests[slot + 1], step)
+        table, digests, moves = self.table_of(sequence), sequence.digests, self.moves_of(step)
+        blocks = table.blocks
+        for slot in range(max(table.start, sequence.published), full):
+            self.offer(blocks[slot], digests[slot + 1], moves)
 
-    def offer(self, block: int, digest: bytes, step: StepInFlight) -> None:
-        """Let a block be found that `step` fills."""
+    def offer(self, block: int, digest: bytes, moves: GroupMoves) -> None:
+        """Let a block be found that the step of these moves fills."""
         if self.pool.publish(block, digest):
-            self.moves_of(step).published.append(block)
+            moves.published.append(block)
             self.pins.published(block, digest)
 
     def grows(self, sequence: Sequence, slot: int) -> bool:

@@ -103,13 +103,13 @@ class HostMemory:
 
     # Back
 
-    def leave(self, sequence: Sequence, table: array[int], copied: set[int], step: StepInFlight) -> None:
+    def leave(self, sequence: Sequence, table: array[int], copied: Iterable[int], step: StepInFlight) -> None:
         """A sequence whose `table` was all here has its blocks on the device again, but for the oldest ones of an
         oversized sequence. Of those that are `copied` the copies begin: this very step may still send others to the
         host, and not over these."""
         cold = len(_hosts(self._table_of(sequence)))
         hosts = [host for host in table[cold:] if host != NULL_BLOCK]
-        self.pool.guard(copied.intersection(hosts), step.number)
+        self.pool.guard(set(hosts).intersection(copied), step.number)
         self.pool.release(reversed(hosts))
         self._swapped.remove(sequence)
         if cold:

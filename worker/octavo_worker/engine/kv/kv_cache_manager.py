@@ -253,31 +253,18 @@ class KVCacheManager:
     def enter(self, allocation: Allocation, step: StepInFlight) -> None:
         """Take what was found. The caller has made sure that it fits."""
         members = allocation.members
-        returning = [member for member in members if member.is_swapped]
-        before = [[group.table_of(member).blocks for member in members] for group in self.groups]
-        taken = allocation.take(step.number)
         if self.states is not None:
-            self.states.swap_in(returning, step)
+            self.states.swap_in([member for member in members if member.is_swapped], step)
             self.states.begin(allocation.begins)
+        allocation.take(step)
         # Of several members one may have blocks that another is yet to compute.
         self._latest = members[0] if len(members) == 1 else None
-        for group, tables, blocks in zip(self.groups, before, taken, strict=True):
-            moves = group.moves_of(step)
-            moves.copies += blocks.copies
-            moves.swap_in += blocks.loads
-            copied = {host for host, _ in blocks.loads}
-            for member, table in zip(members, tables, strict=True):
-                if group.host is not None and table:
-                    group.host.leave(member, table, copied, step)
         for member, shared in zip(members, allocation.shared, strict=True):
             member.computed = max(member.computed, shared * self._block_size)
             member.published = shared
         self._begin_behind(allocation)
         self.cache.counters.restored += allocation.restored
         self.cache.counters.recomputed += allocation.recomputed
-        for group, blocks in zip(self.groups, taken, strict=True):
-            for digest, block in blocks.loaded.items():
-                group.offer(block, digest, step)
 
     def _begin_behind(self, allocation: Allocation) -> None:
         """Members begin where all pools go on. Where keys were found further than a state, the way to there is worth a

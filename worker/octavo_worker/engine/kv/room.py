@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import ge
 from typing import NamedTuple
 
 
@@ -20,4 +21,4 @@ class Room(NamedTuple):
 
     def covers(self, needed: Room) -> bool:
         """True if there is as much of everything."""
-        return self.blocks >= needed.blocks and self.slots >= needed.slots and self.windows >= needed.windows
+        return all(map(ge, self, needed))

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from octavo_worker.engine.kv.block_group import BlockGroup
 from octavo_worker.engine.sequence import Sequence
+from octavo_worker.engine.step_in_flight import StepInFlight
 from octavo_worker.memory.block_pool import NULL_BLOCK
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Moves that come with blocks which were taken: (host block, device block) copies, the full blocks among their
-    targets by their digests, and copies within the device."""
-
-    loads: list[tuple[int, int]]
-    loaded: dict[bytes, int]
-    copies: list[tuple[int, int]]
 
 
 class Supply:
@@ -108,21 +98,31 @@ class Supply:
         self.note_idle(entries[cold:])
         return entries
 
-    def take(self, members: Iterable[Sequence], step: int) -> Taken:
+    def take(self, members: Iterable[Sequence], step: StepInFlight) -> None:
         """Fill the tables, with copies that `step` makes. `OutOfBlocks` unless `needed` fit."""
-        self.pool.acquire(self._idle)  # or the allocation might evict them
-        self.pool.guard(self._partial.values(), step)
-        fresh = self.pool.allocate(self.new)
+        group, pool = self.group, self.pool
+        pool.acquire(self._idle)  # or the allocation might evict them
+        fresh = pool.allocate(self.new)
+        if self.loads or self._partial:
+            self._move(fresh, step)
         for member, entries in zip(members, self.tables, strict=True):
-            first, table = self.first_held(entries), self.group.table_of(member)
+            first, table = self.first_held(entries), group.table_of(member)
+            before = table.blocks
             table.begin(entries[:first])
             blocks = entries[first:]
             for entry in np.flatnonzero(np.asarray(blocks) < NULL_BLOCK).tolist():
                 blocks[entry] = fresh[~blocks[entry]]
             table.adopt(blocks)
-        self.pool.release([*self._idle, *fresh])
-        return Taken(
-            [(host, fresh[~entry]) for entry, host in self.loads.items()],
-            {key: fresh[~entry] for key, entry in self._loading.items() if isinstance(key, bytes)},
-            [(source, fresh[~entry]) for entry, source in self._partial.items()],
-        )
+            if group.host is not None and before:
+                group.host.leave(member, before, self.loads.values(), step)
+        pool.release([*self._idle, *fresh])
+
+    def _move(self, fresh: list[int], step: StepInFlight) -> None:
+        """Let a step copy to new blocks what is loaded, which can be found then, and what is filled in part."""
+        moves = self.group.moves_of(step)
+        self.pool.guard(self._partial.values(), step.number)
+        moves.copies += [(source, fresh[~entry]) for entry, source in self._partial.items()]
+        moves.swap_in += [(host, fresh[~entry]) for entry, host in self.loads.items()]
+        for key, entry in self._loading.items():
+            if isinstance(key, bytes):
+                self.group.offer(fresh[~entry], key, moves)
