@@ -11,11 +11,10 @@ from torch import Tensor
 
 from octavo_kernels.experts.route import Assignments
 from octavo_kernels.operands import DTYPES, address
-from octavo_kernels.products.activation import code_of
 from octavo_kernels.products.coded import CodedWeight
 
 from .emulated import aligned, build
-from .emulated_experts import DownArgs, Lists, Matrix, UpArgs
+from .emulated_experts import DownArgs, Lists, Matrix, UpArgs, coded_activation
 
 
 class Coded(ctypes.Structure):
@@ -53,12 +52,13 @@ class EmulatedCodedExperts:
         rows, chosen = taken.places.shape
         x, kept = aligned(x), _kept(weight)
         matrix, coded = _described(weight, kept, bias, len(taken.starts) - 1)
-        out = aligned(torch.full((rows * chosen, matrix.columns // 2), float("nan"), dtype=x.dtype))
+        code, halves = coded_activation(activation)
+        out = aligned(torch.full((rows * chosen, matrix.columns // halves), float("nan"), dtype=x.dtype))
         self._call(
             "up_many" if many else "up_few",
             CodedUpArgs(
                 DTYPES[x.dtype], matrix, x.data_ptr(), x.stride(0), rows, chosen, taken.sources.data_ptr(),
-                taken.starts.data_ptr(), code_of(activation), clamped or 0.0, out.data_ptr(), out.stride(0),
+                taken.starts.data_ptr(), code, clamped or 0.0, out.data_ptr(), out.stride(0),
                 coded=coded,
             ),
         )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo_kernels.experts.gpu import UNGATED
 from octavo_kernels.experts.route import SCORES, Assignments, Routing
 from octavo_kernels.operands import DTYPES, RmsNorm, address
 from octavo_kernels.products.activation import code_of
@@ -78,6 +79,11 @@ def matrix_of(weight: Tensor, bias: Tensor | None, experts: int) -> Matrix:
     )  # fmt: skip
 
 
+def coded_activation(name: str) -> tuple[int, int]:
+    """Its code, and how many halves a product has."""
+    return (UNGATED[name], 1) if name in UNGATED else (code_of(name), 2)
+
+
 class EmulatedExperts:
     """`set_up`'s seed decides in which order threads and copies take their turns."""
 
@@ -129,12 +135,13 @@ class EmulatedExperts:
         experts, (rows, chosen) = len(taken.starts) - 1, taken.places.shape
         x, weight = aligned(x), aligned(weight)
         matrix = matrix_of(weight, bias, experts)
-        out = aligned(torch.full((rows * chosen, matrix.columns // 2), float("nan"), dtype=x.dtype))
+        code, halves = coded_activation(activation)
+        out = aligned(torch.full((rows * chosen, matrix.columns // halves), float("nan"), dtype=x.dtype))
         self._call(
             "up_many" if many else "up_few",
             UpArgs(
                 DTYPES[x.dtype], matrix, x.data_ptr(), x.stride(0), rows, chosen, taken.sources.data_ptr(),
-                taken.starts.data_ptr(), code_of(activation), clamped or 0.0, out.data_ptr(), out.stride(0),
+                taken.starts.data_ptr(), code, clamped or 0.0, out.data_ptr(), out.stride(0),
             ),
         )  # fmt: skip
         return out

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from octavo_kernels import ops, reference
 from octavo_kernels.experts import gpu
+from octavo_kernels.experts.gpu import Ungated
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.ops import Assignments, Experts, Routing
+from octavo_kernels.ops import Assignments, Experts, Gate, Routing
 from octavo_kernels.products.coded import CodedWeight
 from octavo_kernels.products.weights import Codes, dequantise
 
@@ -50,12 +51,14 @@ class Mixture(AnyMixture):
         biased: bool = False,
         uniform: bool = False,
         short: bool = True,
+        kind: Gate | Ungated = "silu",
     ) -> None:
         """`short`: scales are numbers of bfloat16."""
         self.experts, self.chosen, hidden, width = size
+        self.kind, halves = kind, 1 if kind == "relu2" else 2
         self.routing = Routing(self.experts, self.chosen, normalised=True)
         torch.manual_seed(hidden)
-        shapes = (self.experts * 2 * width, hidden), (self.experts * hidden, width)
+        shapes = (self.experts * halves * width, hidden), (self.experts * hidden, width)
         weights = [random_weight(*form, *shape, zeros=zeros, order=order, device="cuda") for shape in shapes]
         for weight in weights if short else ():
             weight.scales.copy_(weight.scales.bfloat16())
@@ -74,7 +77,7 @@ class Mixture(AnyMixture):
         for e in chosen.unique().tolist():
             which, place = (chosen == e).nonzero(as_tuple=True)
             made = reference.linear(rows[which].double(), *self.part(0, e, rounded)).to(self.dtype).double()
-            inner = reference.act_and_mul(made, "silu").to(self.dtype).double()
+            inner = self.activated(made).to(self.dtype).double()
             term = reference.linear(inner, *self.part(1, e, rounded)).to(self.dtype).double()
             total.index_add_(0, which, taken.weights[which, place].double()[:, None] * term)
         return total
@@ -119,6 +122,15 @@ def test_every_form_of_codes(form: tuple[Codes, int], dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_of_models(size: str, form: tuple[Codes, int]) -> None:
     mixture = Mixture(SIZES[size], form, biased=size == "gpt-oss")
+    for count in ROWS:
+        assert_as_expected(mixture, count)
+
+
+@pytest.mark.parametrize("form", [*BOTH, (Codes.FP8, 128)], ids=str)
+@pytest.mark.parametrize("size", [(128, 6, 2688, 1856), (60, 4, 144, 80)], ids=str)
+def test_mixtures_without_a_gate(size: tuple[int, ...], form: tuple[Codes, int]) -> None:
+    """Nemotron-3-Nano's, and one of an odd number of strips."""
+    mixture = Mixture(size, form, biased=size[0] == 60, kind="relu2")
     for count in ROWS:
         assert_as_expected(mixture, count)
 

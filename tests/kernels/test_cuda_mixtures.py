@@ -8,8 +8,9 @@ from torch import Tensor
 
 from octavo_kernels import ops, reference
 from octavo_kernels.experts import gpu
+from octavo_kernels.experts.gpu import Ungated
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.ops import Assignments, Experts, Routed, RouterProduct, Routing
+from octavo_kernels.ops import Assignments, Experts, Gate, Routed, RouterProduct, Routing
 
 from .test_experts import ROUTINGS, experts_of, logits_for
 
@@ -57,6 +58,7 @@ class AnyMixture:
     counters: Tensor
     hidden: int
     dtype: torch.dtype
+    kind: Gate | Ungated = "silu"
 
     def rows(self, count: int) -> Tensor:
         return torch.randn(count, self.hidden, device="cuda").to(self.dtype)
@@ -69,20 +71,33 @@ class AnyMixture:
 
     def apply(self, x: Tensor, residual: Tensor | None = None, slots: Tensor | None = None) -> Tensor:
         found = self.route(x, slots)
-        inner = ops.experts_up(found.rows, self.up, found.taken, "silu")
+        inner = ops.experts_up(found.rows, self.up, found.taken, self.kind)
         return ops.experts_down(inner, self.down, found.taken, residual=residual)
+
+    def activated(self, product: Tensor) -> Tensor:
+        return product.clamp(min=0).square() if self.kind == "relu2" else reference.act_and_mul(product, self.kind)
 
 
 class Mixture(AnyMixture):
     """Random matrices of a size, and the rows' experts in float64."""
 
     def __init__(
-        self, size: tuple[int, ...], dtype: torch.dtype, *, biased: bool = False, uniform: bool = False
+        self,
+        size: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        biased: bool = False,
+        uniform: bool = False,
+        kind: Gate | Ungated = "silu",
     ) -> None:
         self.experts, self.chosen, hidden, width = size
+        self.kind, halves = kind, 1 if kind == "relu2" else 2
         self.routing = Routing(self.experts, self.chosen, normalised=True)
         torch.manual_seed(hidden)
-        made = [torch.randn(self.experts * 2 * width, hidden) / hidden**0.5, torch.randn(self.experts * hidden, width)]
+        made = [
+            torch.randn(self.experts * halves * width, hidden) / hidden**0.5,
+            torch.randn(self.experts * hidden, width),
+        ]
         made[1] /= width**0.5
         matrices = [m.to(dtype).cuda() for m in made]
         biases = [torch.randn(len(m), device="cuda").to(dtype) if biased else None for m in matrices]
@@ -99,7 +114,7 @@ class Mixture(AnyMixture):
             up, down = (part_of(matrix, e, self.experts) for matrix in (self.up, self.down))
             which, place = (chosen == e).nonzero(as_tuple=True)
             made = reference.linear(rows[which].double(), *up).to(self.dtype).double()
-            inner = reference.act_and_mul(made, "silu").to(self.dtype).double()
+            inner = self.activated(made).to(self.dtype).double()
             term = reference.linear(inner, *down).to(self.dtype).double()
             total.index_add_(0, which, taken.weights[which, place].double()[:, None] * term)
         return total
@@ -161,6 +176,19 @@ def test_mixtures(size: tuple[int, ...], dtype: torch.dtype, uniform: bool) -> N
         wanted = mixture.expected(found.rows, found.taken) + residual.double()
         got = mixture.apply(x, residual)
         torch.testing.assert_close(got.double(), wanted, atol=6 * ROUNDING[dtype], rtol=4 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("size", [(128, 6, 2688, 1856), (60, 4, 136, 72), (40, 3, 264, 24)], ids=str)
+def test_mixtures_without_a_gate(size: tuple[int, ...], uniform: bool) -> None:
+    """The first is Nemotron-3-Nano's."""
+    mixture = Mixture(size, torch.bfloat16, biased=size[0] == 60, uniform=uniform, kind="relu2")
+    for count in ROWS:
+        x, residual = mixture.rows(count), mixture.rows(count)
+        found = mixture.route(x)
+        wanted = mixture.expected(found.rows, found.taken) + residual.double()
+        off = (mixture.apply(x, residual).double() - wanted).norm(dim=1)
+        assert (off <= 3 * ROUNDING[torch.bfloat16] * wanted.norm(dim=1)).all()
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -139,6 +139,20 @@ def test_activations_and_clamps(emulated, activation, way):
         assert_close(got, wanted, x.dtype)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", [(Codes.INT4, 128), (Codes.FP4, 32), (Codes.FP8, 128)], ids=str)
+def test_experts_without_a_gate(emulated, form, way):
+    """Even and odd numbers of strips, in one tile and in two."""
+    taken, x = ops.route(torch.randn(8, 3), Routing(3, 2)), torch.randn(8, 144).bfloat16()
+    for columns in (48, 160):
+        up, exact = matrix(form, 3 * columns, 144)
+        (bias,) = biases(up.columns)
+        emulated.set_up(2, columns)
+        got = emulated.up(x, up, taken, "relu2", many=WAYS[way], bias=bias)
+        assert got.shape == (16, columns)
+        assert_close(got, expected_up(x, exact[WAYS[way]], taken, "relu2", bias=bias), x.dtype)
+
+
 @pytest.mark.parametrize("rows", [33, 64, 65, 300], ids=str)
 def test_more_rows_of_an_expert_than_a_tile_has(emulated, rows):
     """In tiles of both sizes; a row's bits are those that it has alone."""

@@ -61,7 +61,7 @@ def taken_by(ids: list[list[int]], experts: int) -> Assignments:
 
 
 def expected_up(x, weight, taken, activation="silu", bias=None, clamped=None):
-    """In float64, of products that are rounded once; by place."""
+    """In float64, of products that are rounded once; by place. "relu2" has no gate."""
     columns = len(weight) // (len(taken.starts) - 1)
     made = torch.full((int(taken.starts[-1]), columns), float("nan"), dtype=torch.float64)
     for e, (begin, end) in enumerate(zip(taken.starts[:-1].tolist(), taken.starts[1:].tolist(), strict=True)):
@@ -69,6 +69,8 @@ def expected_up(x, weight, taken, activation="silu", bias=None, clamped=None):
         own = None if bias is None else bias[part].double()
         made[begin:end] = reference.linear(x[taken.sources[begin:end].long()].double(), weight[part].double(), own)
     made = made.to(x.dtype).double()
+    if activation == "relu2":
+        return made.clamp(min=0).square()
     if clamped is not None:
         gate, up = made.chunk(2, dim=1)
         made = torch.cat((gate.clamp(max=clamped), (up.clamp(-clamped, clamped) + 1).to(x.dtype).double()), dim=1)
@@ -234,6 +236,21 @@ def test_activations_and_clamps(emulated, activation, way):
     for clamped in (None, 1.5) if activation == "silu" else (None,):
         got = emulated.up(x * 4, up, taken, activation, many=WAYS[way], clamped=clamped)
         assert_close(got, expected_up(x * 4, up, taken, activation, clamped=clamped), x.dtype)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [(5, 2, 9, 64, 12), (3, 1, 64, 1032, 16), (40, 4, 30, 72, 136)], ids=str)
+def test_experts_without_a_gate(emulated, size, way):
+    """Columns that are no whole units or tiles, too."""
+    taken, x, up, _, (bias, _) = case(size, biased=size[2] % 2 == 0)
+    emulated.set_up(3, size[2])
+    got = emulated.up(x, up, taken, "relu2", many=WAYS[way], bias=bias)
+    wanted = expected_up(x, up, taken, "relu2", bias=bias)
+    assert got.shape == wanted.shape
+    assert_close(got, wanted, x.dtype)
+    x[3] = torch.nan
+    odd = (taken.sources == 3)[:, None]
+    assert torch.equal(emulated.up(x, up, taken, "relu2", many=WAYS[way], bias=bias).isnan(), odd.expand_as(got))
 
 
 LISTS = {

@@ -48,7 +48,7 @@ def test_copies_are_kept_while_there_is_room(room, asked, kept):
 
 @pytest.mark.parametrize(("code_bytes", "kept"), [(25, 3), (26, 2), (50, 2), (51, 1), (100, 0)])
 def test_a_model_with_copies_has_the_cache_of_one_in_16_bits(code_bytes, kept):
-    """Of four weights of 100 bytes, whose codes have saved what their copies may take."""
+    """Four weights of 100 bytes, whose codes have saved what their copies may take."""
     linears = [Copied(100, code_bytes) for _ in range(4)]
     keep_copies([Copied(0, 500), *linears], 1 << 20, 1 << 10)
     assert [linear.kept for linear in linears] == [n < kept for n in range(4)]

@@ -53,6 +53,10 @@ GRANITE: dict[str, Any] = {
     **COMMON, **MAMBA, "embedding_multiplier": 3.0, "logits_scaling": 1.5, "residual_multiplier": 0.7,
     "attention_multiplier": 0.2, "layer_types": THREE_OF_FOUR, "shared_intermediate_size": 96,
 }  # fmt: skip
+NEMOTRON: dict[str, Any] = {
+    **{name: value for name, value in COMMON.items() if name != "num_hidden_layers"}, "head_dim": 64,
+    "mamba_num_heads": 4, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 2, "chunk_size": 32,
+}  # fmt: skip
 FALCON: dict[str, Any] = {
     **COMMON, **MAMBA, "mamba_d_ssm": 256, "rope_parameters": {"rope_type": "default", "rope_theta": 900.0},
 }  # fmt: skip
@@ -88,14 +92,20 @@ WIDE: dict[str, PreTrainedConfig] = {
         residual_in_fp32=False,
     ),
     "nemotron_h": NemotronHConfig(
-        **{name: value for name, value in COMMON.items() if name != "num_hidden_layers"},
-        head_dim=64,
-        mamba_num_heads=4,
-        mamba_head_dim=64,
-        ssm_state_size=128,
-        n_groups=2,
-        chunk_size=32,
+        **NEMOTRON,
         layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    ),
+    "nemotron_h-experts": NemotronHConfig(
+        **NEMOTRON,
+        n_routed_experts=16,
+        num_experts_per_tok=4,
+        moe_intermediate_size=80,
+        moe_shared_expert_intermediate_size=160,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        layers_block_type=["moe", "linear_attention", "full_attention", "moe", "linear_attention"],
     ),
     "falcon_h1": FalconH1Config(**FALCON),
     "falcon_h1-normed": FalconH1Config(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from functools import cache
@@ -163,7 +164,6 @@ def test_two_ranks_share_states(name: str, folders: Callable[[str], tuple[Path, 
 @pytest.mark.parametrize(
     ("name", "ranks", "reason"),
     [
-        ("olmo_hybrid", 2, "a norm over all heads"),
         ("qwen3_5", 4, "2 key heads of recurrent layers"),
         ("bamba", 4, "2 groups of a gated norm"),
         ("lfm2", 3, "64 channels of a convolution"),
@@ -184,7 +184,6 @@ def test_what_ranks_cannot_share_is_named(
         ("bamba", "bfloat16", "recurrent layers with states of 12 rows, and not 128"),
         ("lfm2-adjusted", "bfloat16", "convolutions of 5 taps, and not 2 to 4"),
         ("qwen3_next", "float32", "experts, which a GPU computes in 16 bits alone; give --dtype bfloat16"),
-        ("nemotron_h-experts", "bfloat16", "experts without a gate, which run on CPUs alone"),
     ],
 )
 def test_what_no_kernel_takes_is_refused_by_name(
@@ -207,6 +206,19 @@ def test_a_gpu_without_kernels_is_refused_by_name(
         choose(options_of(folders("lfm2")[0]))
     on_a_gpu(monkeypatch, frozenset(Feature))
     assert choose(options_of(folders("lfm2")[0])).described is not None
+
+
+def test_experts_without_a_gate_have_one_activation_on_a_gpu(
+    folders: Callable[[str], tuple[Path, PreTrainedModel]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated = json.loads((folders("nemotron_h-experts")[0] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**stated, "mlp_hidden_act": "gelu"}))
+    on_a_gpu(monkeypatch, frozenset(Feature))
+    with pytest.raises(UnsupportedModel, match="square of relu alone, not gelu; give --device cpu"):
+        choose(options_of(tmp_path, dtype="bfloat16"))
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(UnsupportedModel, match="recurrent layers with states of"):
+        choose(options_of(tmp_path, dtype="bfloat16"))
 
 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, found: frozenset[Feature]) -> None:

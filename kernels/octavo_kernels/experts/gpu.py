@@ -3,7 +3,7 @@ and what is launched depends on the number of rows alone."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ rows, which is faster from 4 rows on. The kernels for a few take up to 64."""
 FEW_CODED_ROWS = 3
 """The same of matrices of codes, whose kernels for a few take up to 8 rows."""
 MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32
+UNGATED = {"relu2": 5}
+"""Activations without a gate, the square of max(x, 0), with their codes: `kSquaredRelu` in
+csrc/cuda/experts/activation.cuh."""
+Ungated = Literal["relu2"]
 
 
 class RouterProduct(NamedTuple):
@@ -92,19 +96,25 @@ class Experts(NamedTuple):
         return self.weight.columns if isinstance(self.weight, CodedWeight) else len(self.weight)
 
 
-def experts_up(x: Tensor, experts: Experts, taken: Assignments, kind: Gate, clamped: float | None = None) -> Tensor:
-    """For each assignment, by place, the gate's activation times the second half of its row's product, rounded as if
-    the product were stored; `clamped`: the gate is at most that, and the other within it, and larger by one. Raises
-    `TypeError` or `ValueError`, naming the argument, for what does not fit."""
+def experts_up(
+    x: Tensor, experts: Experts, taken: Assignments, kind: Gate | Ungated, clamped: float | None = None
+) -> Tensor:
+    """For each assignment, by place, the gate's activation times the second half of its row's product, or an activation
+    without a gate of the whole product, rounded as if the product were stored; `clamped`: the gate is at most that, and
+    the other within it, and larger by one. Raises `TypeError` or `ValueError`, naming the argument, for what does not
+    fit."""
     matrix, columns = _matrix(x, experts, taken)
-    if columns % 2:
+    code, halves = (UNGATED[kind], 1) if kind in UNGATED else (code_of(kind), 2)
+    if columns % halves:
         raise ValueError(f"weight must have an even number of rows for each expert, not {columns}")
+    if clamped is not None and halves == 1:
+        raise ValueError(f"clamped must be None for {kind}, which has no gate")
     rows, chosen = taken.places.shape
     check("x", x, x.dtype, (rows, None))
-    out, x = x.new_empty(rows * chosen, columns // 2), _in_order(x, experts)
+    out, x = x.new_empty(rows * chosen, columns // halves), _in_order(x, experts)
     cuda.run(
         *_operation("experts_up", x, experts),
-        DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, address(taken.sources), address(taken.starts), code_of(kind),
+        DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, address(taken.sources), address(taken.starts), code,
         clamped or 0.0, rows_at(out), _many(rows, experts),
     )  # fmt: skip
     return out

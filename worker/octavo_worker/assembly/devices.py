@@ -75,8 +75,11 @@ def check_states(device: torch.device, dtype: torch.dtype, family: str, describe
         raise UnsupportedModel(
             f"{family!r} has experts, which a GPU computes in 16 bits alone; give --dtype bfloat16, or --device cpu."
         )
-    if described.mixtures and not described.gated:
-        raise UnsupportedModel(f"{family!r} has experts without a gate, which run on CPUs alone; give --device cpu.")
+    if described.mixtures and not described.gated and described.activation != "relu2":
+        raise UnsupportedModel(
+            f"{family!r} has experts without a gate, which a GPU computes with the square of relu alone, not "
+            f"{described.activation}; give --device cpu."
+        )
     for layer in described.recurrent_layers:
         try:
             if layer is not None:

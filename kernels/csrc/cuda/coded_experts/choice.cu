@@ -23,8 +23,8 @@ cudaError_t with_kind(Codes kind, F&& f) {
 cudaError_t coded_experts_up_few(const CodedExpertsUpArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (a.rows > kFewCodedRows || !is_gate(a.activation) ||
-      !takes_codes(device, a.coded.matrix, a.matrix, true, a.chosen, a.x, a.x_stride))
+  if (a.rows > kFewCodedRows || !takes_activation(a.activation) ||
+      !takes_codes(device, a.coded.matrix, a.matrix, is_gate(a.activation), a.chosen, a.x, a.x_stride))
     return cudaErrorInvalidValue;
   return with_kind(a.coded.matrix.kind, [&](auto kind) { return FewExperts<decltype(kind)::value>::up(a, device, stream); });
 }
@@ -40,7 +40,8 @@ cudaError_t coded_experts_down_few(const CodedExpertsDownArgs& a, cudaStream_t s
 cudaError_t coded_experts_up_many(const CodedExpertsUpArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (!is_gate(a.activation) || !takes_codes(device, a.coded.matrix, a.matrix, true, a.chosen, a.x, a.x_stride) ||
+  if (!takes_activation(a.activation) ||
+      !takes_codes(device, a.coded.matrix, a.matrix, is_gate(a.activation), a.chosen, a.x, a.x_stride) ||
       !in_units(a.out, a.out_stride))
     return cudaErrorInvalidValue;
   return with_kind(a.coded.matrix.kind, [&](auto kind) { return ManyExperts<decltype(kind)::value>::up(a, device, stream); });

@@ -30,7 +30,7 @@ constexpr int kManyRoom = 225 * 1024;  // of a multiprocessor's shared memory: a
 constexpr int kFirstTiles = 256, kStarts = kFirstTiles + (kMostExperts + 1) * 4, kRingAt = 5120;
 static_assert(kStarts + (kMostExperts + 1) * 4 <= kRingAt);
 
-enum class End { gated, plain };
+enum class End { gated, plain };  // the latter of the second product, and of the first one without a gate
 
 template <Codes kind, int groups, int tokens, class Scales>
 struct ManyShape {
@@ -60,7 +60,7 @@ struct CodedManyArgs {
   int shift;  // as in codes.cuh
   const void* x;
   int64_t x_stride;
-  const int32_t *sources, *starts;  // sources null: rows of x lie by place
+  const int32_t *sources, *starts;  // sources null: the second product, whose rows of x lie by place
   int activation;
   float clamped;
   void* out;
@@ -168,7 +168,7 @@ struct ManyBlock {
   // their way before the previous kernel has ended: the lists are older than that.
   __device__ void copy(const StripMaps& maps) {
     int early = 0;
-    if (!kGated) {
+    if (!kGated && !a.sources) {
       if (int(blockIdx.x) < tiles()) early = min(S::kStages, stages());
       for (int i = 0; i < early && threadIdx.x == 0; ++i) bring_weights(maps, tile(blockIdx.x), i, i);
       wait_for_previous_kernel();
@@ -330,6 +330,7 @@ struct ManyBlock {
         } else {
           const int at = n * 4 + i * 2;
           low = sums[at] + biases[i % 2], high = sums[at + 1] + biases[i % 2];
+          if (a.activation == kSquaredRelu) low = to_float(squared_relu<T>(low)), high = to_float(squared_relu<T>(high));
         }
         words[i] = transpose(pack<T>(low, high));
       }
@@ -351,7 +352,7 @@ __global__ void __launch_bounds__(kManyThreads, S::kBlocks)
   extern __shared__ __align__(128) char memory[];
   ManyBlock<T, S, end> block(a, memory);
   if (threadIdx.x == 0) block.init_barriers();
-  if (end == End::gated) {
+  if (end == End::gated || a.sources) {
     wait_for_previous_kernel();
     launch_next_kernel();
   }

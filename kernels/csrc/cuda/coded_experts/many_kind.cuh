@@ -13,8 +13,9 @@ cudaError_t ManyExperts<kind>::up(const CodedExpertsUpArgs& a, const Device& dev
   const CodedManyArgs many{a.matrix, m.zeros != nullptr, sizes_of(m).grouping.shift, a.x, a.x_stride, a.sources, a.starts,
                            a.activation, a.clamped, a.out, a.out_stride};
   return with_groups<kind>(a.coded, [&](auto groups, auto scale) {
-    return launch_many<kind, decltype(groups)::value, End::gated, decltype(scale)>(a.dtype, many, m, a.rows, a.chosen, device,
-                                                                                     stream);
+    constexpr auto with_gate = launch_many<kind, decltype(groups)::value, End::gated, decltype(scale)>;
+    constexpr auto without = launch_many<kind, decltype(groups)::value, End::plain, decltype(scale)>;
+    return (is_gate(a.activation) ? with_gate : without)(a.dtype, many, m, a.rows, a.chosen, device, stream);
   });
 }
 template <Codes kind>

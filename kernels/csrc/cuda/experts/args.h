@@ -56,15 +56,16 @@ struct ExpertMatrix {
   int experts, columns, depth;
 };
 
-// activation(x gate^T) * (x up^T) of every pair, at its place: [rows * chosen][columns / 2].
+// activation(x gate^T) * (x up^T) of every pair, at its place: [rows * chosen][columns / 2]; or, by an activation that no gate has,
+// activation(x up^T): [rows * chosen][columns].
 struct ExpertsUpArgs {
   Dtype dtype;
-  ExpertMatrix matrix;  // gate, up
+  ExpertMatrix matrix;  // gate and up, or up
   const void* x;
   int64_t x_stride;
   int rows, chosen;
   const int32_t *sources, *starts;
-  int activation;  // of octavo_kernels/products/activation.py
+  int activation;  // of octavo_kernels/products/activation.py, or of octavo_kernels/experts/gpu.py
   float clamped;   // 0: not; otherwise the gate is at most that, and up within it and larger by one
   void* out;
   int64_t out_stride;

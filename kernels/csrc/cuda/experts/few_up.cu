@@ -1,5 +1,5 @@
-// The first product of experts with up to 64 rows of a step, and its activation. A unit has eight rows of gate and the same of up.
-// All units of the experts hit are shared out evenly.
+// The first product of experts with up to 64 rows of a step, and its activation. A unit has eight rows of gate and the same of up,
+// or, without a gate, sixteen of up. All units of the experts hit are shared out evenly.
 #include "experts/activation.cuh"
 #include "experts/checks.h"
 #include "experts/few.cuh"
@@ -17,11 +17,13 @@ struct Block : FewBlock<T> {
   using Base::cut, Base::lane;
   const ExpertsUpArgs& a;
   const FewLists lists;
+  const bool has_gate;
   int first, last;  // of the units
 
-  __device__ Block(const ExpertsUpArgs& args, const FewCut& how, char* memory) : Base(memory, how), a(args), lists(memory, how) {}
+  __device__ Block(const ExpertsUpArgs& args, const FewCut& how, char* memory) 
+      : Base(memory, how), a(args), lists(memory, how), has_gate(is_gate(args.activation)) {}
 
-  __device__ int width() const { return a.matrix.columns / 2; }
+  __device__ int width() const { return has_gate ? a.matrix.columns / 2 : a.matrix.columns; }
   __device__ void share_out() {
     const int64_t units = int64_t(*lists.count) * cut.slices;
     first = int(units * blockIdx.x / gridDim.x), last = int(units * (blockIdx.x + 1) / gridDim.x);
@@ -35,8 +37,9 @@ struct Block : FewBlock<T> {
       const T* matrix = static_cast<const T*>(a.matrix.weight) + int64_t(u.hit.expert) * a.matrix.columns * a.matrix.stride;
       Base::bring(
           [&](int row) -> const T* {
-            const int of_half = u.slice * kHalf + row % kHalf;
-            return of_half < width() ? matrix + int64_t(row / kHalf * width() + of_half) * a.matrix.stride : nullptr;
+            const int column = has_gate ? u.slice * kHalf + row % kHalf : u.slice * kUnitRows + row;
+            const int half = has_gate ? row / kHalf : 0;
+            return column < width() ? matrix + int64_t(half * width() + column) * a.matrix.stride : nullptr;
           },
           a.matrix.depth, policy);
     }
@@ -56,13 +59,18 @@ struct Block : FewBlock<T> {
         if (tile * kTileRows >= rows) break;
         Base::add_up(sums[tile], turn++, [&](const float4& all) {
           const int row = tile * kTileRows + lane % 4 * 2;
-          store(u, row, rows, all.x, all.z), store(u, row + 1, rows, all.y, all.w);
+          if (has_gate) {
+            store_gated(u, row, rows, all.x, all.z), store_gated(u, row + 1, rows, all.y, all.w);
+          } else {
+            store(u, row, rows, 0, all.x), store(u, row + 1, rows, 0, all.y);
+            store(u, row, rows, 8, all.z), store(u, row + 1, rows, 8, all.w);
+          }
         });
       }
     }
   }
 
-  __device__ void store(const Unit& u, int row, int rows, float gate, float up) const {
+  __device__ void store_gated(const Unit& u, int row, int rows, float gate, float up) const {
     const int column = u.slice * kHalf + lane / 4;
     if (row >= rows || column >= width()) return;
     if (a.matrix.bias) {
@@ -70,6 +78,13 @@ struct Block : FewBlock<T> {
       gate += to_float(bias[0]), up += to_float(bias[width()]);
     }
     static_cast<T*>(a.out)[(u.hit.begin + row) * a.out_stride + column] = gated<T>(gate, up, a.activation, a.clamped);
+  }
+  // Without a gate: of the unit's row that is so many behind the lane's first.
+  __device__ void store(const Unit& u, int row, int rows, int behind, float up) const {
+    const int column = u.slice * kUnitRows + behind + lane / 4;
+    if (row >= rows || column >= width()) return;
+    if (a.matrix.bias) up += to_float(static_cast<const T*>(a.matrix.bias)[int64_t(u.hit.expert) * a.matrix.columns + column]);
+    static_cast<T*>(a.out)[(u.hit.begin + row) * a.out_stride + column] = squared_relu<T>(up);
   }
 };
 
@@ -97,10 +112,12 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 cudaError_t experts_up_few(const ExpertsUpArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (device.major < 9 || a.rows > kFewRows || !is_gate(a.activation) || !takes(a.matrix, a.chosen, a.x, a.x_stride) ||
-      a.matrix.columns % 2)
+  if (device.major < 9 || a.rows > kFewRows || !takes_activation(a.activation) || !takes(a.matrix, a.chosen, a.x, a.x_stride) ||
+      (is_gate(a.activation) && a.matrix.columns % 2))
     return cudaErrorInvalidValue;
-  const int width = a.matrix.columns / 2, slices = (width + kHalf - 1) / kHalf;
+  const bool has_gate = is_gate(a.activation);
+  const int width = has_gate ? a.matrix.columns / 2 : a.matrix.columns, own = has_gate ? kHalf : kUnitRows;
+  const int slices = (width + own - 1) / own;
   const FewCut cut = cut_few(a.matrix, slices, a.rows * a.chosen, false, 0);
   const Launch how{dim3(device.multiprocessors), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {

@@ -1,5 +1,5 @@
 // Products of experts with many rows, on Hopper (sm_90a): tiles of 128 rows that one expert has, by wgmma. Of the first product a
-// tile has 64 or 128 columns of gate and the same of up, of the second twice as many.
+// tile has 64 or 128 columns of gate and the same of up, of the second, and of a first one without a gate, twice as many.
 //
 // One warpgroup copies: the weights as boxes, rows of x one by one, as the lists say. Two multiply, 64 rows each. Blocks go from
 // tile to tile; how many there are the device alone knows. Every element is one chain of products over the whole depth, so that a
@@ -32,13 +32,13 @@ using Wide = Shape<128>;
 using Narrow = Shape<64>;  // of steps that wait for weights: the last tiles end sooner
 constexpr int kNarrowRows = 16;  // of an expert, on average, up to which they do
 
-enum class End { gated, plain };
+enum class End { gated, plain };  // the latter of the second product, and of the first one without a gate
 
 struct ManyArgs {
   ExpertMatrix matrix;
   const void* x;
   int64_t x_stride;
-  const int32_t *sources, *starts;  // sources null: rows of x lie by place
+  const int32_t *sources, *starts;  // sources null: the second product, whose rows of x lie by place
   int activation;
   float clamped;
   void* out;
@@ -125,7 +125,7 @@ struct Block {
   // their way before the previous kernel has ended: the lists are older than that.
   __device__ void copy(const CUtensorMap& map) {
     int early = 0;
-    if (end == End::plain) {
+    if (end == End::plain && !a.sources) {
       if (int(blockIdx.x) < tiles()) early = min(kStages, stages());
       for (int i = 0; i < early && threadIdx.x == 0; ++i) {
         barrier_expect(ring.full + 8 * i, kChains * kChainBytes);
@@ -241,7 +241,9 @@ struct Block {
           for (int c = 0; c < kChains; ++c)
             store(to, row, to.column + c * kChain + n * 8, [&](int eight, int half, int column) {
               const int at = (n + eight) * 4 + half * 2;
-              return pack<T>(sums[c][at] + bias(to, column), sums[c][at + 1] + bias(to, column + 1));
+              const float low = sums[c][at] + bias(to, column), high = sums[c][at + 1] + bias(to, column + 1);
+              if (a.activation != kSquaredRelu) return pack<T>(low, high);
+              return pack<T>(to_float(squared_relu<T>(low)), to_float(squared_relu<T>(high)));
             });
         }
       }
@@ -275,7 +277,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   extern __shared__ __align__(128) char memory[];
   Block<T, S, end> block(a, memory);
   if (threadIdx.x == 0) block.init_barriers();
-  if (end == End::gated) {
+  if (end == End::gated || a.sources) {
     wait_for_previous_kernel();
     launch_next_kernel();
   }
@@ -320,9 +322,10 @@ cudaError_t launch(Dtype dtype, const ManyArgs& a, int rows, int chosen, cudaStr
 }  // namespace
 
 cudaError_t experts_up_many(const ExpertsUpArgs& a, cudaStream_t stream) {
-  if (!is_gate(a.activation) || a.matrix.columns % 2) return cudaErrorInvalidValue;
+  if (!takes_activation(a.activation)) return cudaErrorInvalidValue;
   const ManyArgs many{a.matrix, a.x, a.x_stride, a.sources, a.starts, a.activation, a.clamped, a.out, a.out_stride};
-  return launch<End::gated>(a.dtype, many, a.rows, a.chosen, stream);
+  if (!is_gate(a.activation)) return launch<End::plain>(a.dtype, many, a.rows, a.chosen, stream);
+  return a.matrix.columns % 2 ? cudaErrorInvalidValue : launch<End::gated>(a.dtype, many, a.rows, a.chosen, stream);
 }
 
 cudaError_t experts_down_many(const ExpertsDownArgs& a, cudaStream_t stream) {

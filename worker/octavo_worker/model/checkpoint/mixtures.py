@@ -131,7 +131,7 @@ class MixtureReader:
         linear = self.form.linear(matrix, self.reader)
         rows, is_on_gpu = sum(matrix.held_rows) // len(owned), self.reader.device.type == "cuda"
         self._check(linear, names[0], None if is_on_gpu else rows)
-        return for_gpu(linear, names[0], rows, halves=2 if is_up else 1) if is_on_gpu else linear
+        return for_gpu(linear, names[0], rows, halves=2 if is_up and self.config.gated else 1) if is_on_gpu else linear
 
     def _held(self, mlp: MixtureMlp, stored: Stored, shards: Shards, *, is_up: bool) -> Held:
         """A rank's share of an expert that it has."""

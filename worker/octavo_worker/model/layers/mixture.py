@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Activation, Assignments, Gate, Routed, RouterProduct, Routing
+from octavo_kernels.ops import Activation, Assignments, Experts, Gate, Routed, RouterProduct, Routing
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
@@ -62,6 +63,7 @@ class ExpertGate:
 
     activation: Gate
     clamped: float | None = None
+    halves: ClassVar = 2
 
     def apply(self, product: Tensor) -> Tensor:
         """Overwrites `product`."""
@@ -75,20 +77,30 @@ class ExpertGate:
         """The same for the expert that all rows take, which is never clamped."""
         return ops.act_and_mul(product, self.activation)
 
+    def experts_up(self, rows: Tensor, experts: Experts, taken: Assignments) -> Tensor:
+        """On a GPU: product and activation by place."""
+        return ops.experts_up(rows, experts, taken, self.activation, self.clamped)
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertActivation:
-    """The activation of experts without a gate, or its square. It runs on CPUs alone."""
+    """The activation of experts without a gate, or its square."""
 
     activation: Activation
     squared: bool = False
-    clamped: float | None = None
+    halves: ClassVar = 1
 
     def apply(self, product: Tensor) -> Tensor:
         activated = ops.act(product, self.activation)
         return activated.mul_(activated) if self.squared else activated
 
     apply_shared = apply
+
+    def experts_up(self, rows: Tensor, experts: Experts, taken: Assignments) -> Tensor:
+        """On a GPU: product and activation by place. Kernels have the square of relu alone."""
+        assert self.activation == "relu"
+        assert self.squared
+        return ops.experts_up(rows, experts, taken, "relu2")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +145,7 @@ class Mixture(Linear):
     def step_bytes(self, rows: int) -> int:
         """Bytes of what the experts make of so many rows, on a GPU."""
         routing = self.router.routing
-        columns = self.up.experts().columns // 2 + self.down.experts().columns
+        columns = self.up.experts().columns // self.gate.halves + self.down.experts().columns
         count = routing.experts if self.owned is None else len(self.owned)
         return rows * routing.chosen * (columns // count) * HALF_BYTES
 
@@ -169,10 +181,9 @@ class Mixture(Linear):
         if not len(x.rows):
             return out
         routed = self.router.route(x, None if self.shared is None else self.shared.gate)
-        assert isinstance(self.gate, ExpertGate), "experts without a gate have no kernels"
         shared = None if self.shared is None else self._shared_output(routed.rows)
         taken = routed.taken if self.owned is None else assigned_to(self.owned, routed.taken)
-        inner = ops.experts_up(routed.rows, self.up.experts(), taken, self.gate.activation, self.gate.clamped)
+        inner = self.gate.experts_up(routed.rows, self.up.experts(), taken)
         return ops.experts_down(
             inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual
         )
