@@ -21,6 +21,7 @@ BLOCK_LAYERS: dict[str, Callable[..., Layer]] = {
     "ssm, whole norm, limits": partial(ssm_layer, 1, 20, 128, 64, norm="whole", dt_limit=(0.3, 1.5)),
     "ssm, norm before": partial(ssm_layer, 1, 4, 128, 128, norm="before"),
     "ssm, no norm": partial(ssm_layer, 2, 4, 128, 64, norm="none"),
+    "ssm, 256 rows": partial(ssm_layer, 2, 4, 256, 128, norm="none"),
     "conv": partial(conv_layer, 520),
     "conv, bias": partial(conv_layer, 24, taps=4, bias=True),
 }

@@ -17,7 +17,17 @@ DELTA = [
     (2, 4, 128, 128, 4), (2, 4, 64, 128, 4), (2, 4, 128, 64, 4), (2, 4, 128, 128, 3), (1, 4, 128, 128, 4),
     (1, 6, 128, 128, 4), (3, 3, 128, 128, 4), (16, 48, 128, 128, 4),
 ]  # fmt: skip
-SSM = [(4, 128, 64, 4), (4, 128, 128, 4), (4, 64, 64, 4), (4, 128, 32, 4), (4, 128, 64, 3), (6, 128, 64, 4)]
+SSM = [
+    (4, 128, 64, 4),
+    (4, 128, 128, 4),
+    (4, 256, 64, 4),
+    (4, 256, 128, 4),
+    (4, 192, 64, 4),
+    (4, 64, 64, 4),
+    (4, 128, 32, 4),
+    (4, 128, 64, 3),
+    (6, 128, 64, 4),
+]
 CONV = [(64, 3), (64, 2), (64, 4), (64, 5), (66, 3)]
 
 
@@ -35,7 +45,7 @@ def takes(check: Callable[..., None], *of: int) -> bool:
         (sizes.check_delta, (2, 4, 96, 128, 4), "keys of 96 elements, and not 128"),
         (sizes.check_delta, (2, 4, 128, 192, 4), "values of 192 elements, and not 128"),
         (sizes.check_delta, (1, 5, 128, 128, 4), "5 heads to 1 key heads, more than 4 each"),
-        (sizes.check_ssm, (8, 256, 64, 4), "states of 256 rows, and not 128"),
+        (sizes.check_ssm, (8, 192, 64, 4), "states of 192 rows, and not 128 or 256"),
         (sizes.check_conv, (64, 5), "convolutions of 5 taps, and not 2 to 4"),
     ],
 )

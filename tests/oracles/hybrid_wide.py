@@ -108,6 +108,7 @@ WIDE: dict[str, PreTrainedConfig] = {
         layers_block_type=["moe", "linear_attention", "full_attention", "moe", "linear_attention"],
     ),
     "falcon_h1": FalconH1Config(**FALCON),
+    "falcon_h1-rows": FalconH1Config(**{**FALCON, "mamba_d_state": 256, "mamba_n_groups": 1}),
     "falcon_h1-normed": FalconH1Config(
         **FALCON, mamba_rms_norm=True, mamba_norm_before_gate=False, ssm_multipliers=[0.7, 1.3, 0.9, 1.1, 0.6]
     ),

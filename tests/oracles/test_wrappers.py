@@ -186,6 +186,12 @@ def test_a_model_that_reads_prompts_in_both_directions_is_refused(tmp_path: Path
         load(tmp_path, load_format="dummy")
 
 
+def test_a_text_part_of_several_residual_streams_is_refused_by_name(tmp_path: Path) -> None:
+    CONFIG_MAPPING["gemma3n"]().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"AltUp.*serve another model"):
+        load(tmp_path, load_format="dummy")
+
+
 LACKING = {"aya_vision"}  # whose default config is of a tower that cannot be built
 STATED = {"vision_config": {}, "audio_config": {}}
 """Towers that are stated, for wrappers that have none by default."""

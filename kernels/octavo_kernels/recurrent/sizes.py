@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 ROWS = 128
-"""Rows of a state: elements of a key of the delta rule, or of B and C of Mamba2."""
+"""Rows of a state of the delta rule: elements of a key."""
+SSM_ROWS = (128, 256)
+"""Rows of a state of Mamba2: elements of B and C."""
 VALUES = 128
 """Elements of a value of the delta rule."""
 TAPS = 4
@@ -27,7 +29,7 @@ def check_delta(key_heads: int, heads: int, key_dim: int, value_dim: int, taps: 
 
 def check_ssm(heads: int, size: int, head_dim: int, taps: int) -> None:
     """Raises ValueError for a layer of Mamba2 that no kernel takes; see `ssm_step`."""
-    _check(size == ROWS, f"states of {size} rows, and not {ROWS}")
+    _check(size in SSM_ROWS, f"states of {size} rows, and not {' or '.join(map(str, SSM_ROWS))}")
     _check(head_dim % COLUMNS == 0, f"heads of {head_dim} elements, no multiple of {COLUMNS}")
     _check(taps == TAPS, f"a convolution of {taps} taps, and not {TAPS}")
     _check(heads % WORD == 0, f"{heads} heads, no multiple of {WORD}")

@@ -233,9 +233,10 @@ __device__ inline void sum_over_lanes(float (&sums)[M], int from, int to) {
     for (int i = 0; i < M; ++i) sums[i] = __fadd_rn(sums[i], __shfl_xor_sync(~0u, sums[i], step));
 }
 
-// kWide columns of a head's matrix [kRows][columns], of which a lane has the rows 32 j + 4 p + e: p is its place among eight.
-template <int kWide>
+// kWide columns of a head's matrix [rows][columns], of which a lane has the rows 32 j + 4 p + e: p is its place among eight.
+template <int kWide, int rows = kRows>
 struct State {
+  static constexpr int kHeld = rows / kLanes;
   float at[kWide][kHeld];
 
   __device__ static int row(int place, int i) { return i / 4 * 4 * kLanes + place * 4 + i % 4; }

@@ -37,10 +37,30 @@ cudaError_t launch(const SsmArgs& a, cudaStream_t stream) {
 template <class T>
 bool takes(const SsmArgs& a) {
   const RecurrentArgs& s = a.step;
-  return a.size == kRows && a.head_dim % 64 == 0 && a.heads % a.groups == 0 && s.convolution.taps == kTaps &&
+  return (a.size == kRows || a.size == 2 * kRows) && a.head_dim % 64 == 0 && a.heads % a.groups == 0 && s.convolution.taps == kTaps &&
          in_words<T>(s.x, s.x_stride) && in_words<T>(s.columns.data, s.columns.stride) &&
          in_words<T>(s.convolution.weight, s.convolution.channels) && in_words<T>(s.convolution.bias, 0) &&
          in_words<T>(s.out, s.out_stride) && in_words<float>(a.matrices.data, a.matrices.stride) && in_words<float>(a.y, 0);
+}
+
+// A single sequence is bound by a token's latency: as many warps as the chip has schedulers. Bits are those of any cut.
+template <class T>
+cudaError_t launch_rows(const SsmArgs& a, int multiprocessors, cudaStream_t stream) {
+  const int sequences = a.step.moves.sequences, heads = sequences * a.heads;
+  if (heads * a.head_dim / 64 <= multiprocessors / 2) return launch<T, Cut<kRows, 2, 4, 2, 2>>(a, stream);
+  if (a.step.rows > 2 * sequences) return launch<T, Cut<kRows, 4, 4, 2, 1>>(a, stream);
+  if constexpr (sizeof(T) == 2)
+    if (heads > 2 * multiprocessors && a.head_dim == kStreamed) return launch_stream<T, Stream<3>>(a, multiprocessors, stream);
+  return launch<T, Cut<kRows, 4, 2, 1, 2>>(a, stream);
+}
+// States of twice as many rows fill the registers with half as many columns. They are not streamed: three of their matrices leave
+// shared memory for the inputs of one team alone.
+template <class T>
+cudaError_t launch_twice_rows(const SsmArgs& a, int multiprocessors, cudaStream_t stream) {
+  const int sequences = a.step.moves.sequences;
+  if (a.step.rows <= 2 * sequences) return launch<T, Cut<2 * kRows, 2, 2, 1, 2>>(a, stream);
+  if (sequences * a.heads * a.head_dim / 32 <= multiprocessors) return launch<T, Cut<2 * kRows, 2, 4, 2, 1>>(a, stream);
+  return launch<T, Cut<2 * kRows, 4, 4, 2, 1>>(a, stream);
 }
 
 }  // namespace
@@ -49,18 +69,11 @@ cudaError_t ssm_step(const SsmArgs& a, cudaStream_t stream) {
   Device device;
   if (const cudaError_t error = describe(device); error != cudaSuccess) return error;
   if (device.major != 9) return cudaErrorInvalidValue;
-  const int sequences = a.step.moves.sequences;
-  if (sequences == 0) return cudaSuccess;
+  if (a.step.moves.sequences == 0) return cudaSuccess;
   const cudaError_t error = with_dtype(a.step.dtype, [&](auto tag) {
     using T = decltype(tag);
     if (!takes<T>(a)) return cudaErrorInvalidValue;
-    // A single sequence is bound by a token's latency: as many warps as the chip has schedulers.
-    const int heads = sequences * a.heads;
-    if (heads * a.head_dim / 64 <= device.multiprocessors / 2) return launch<T, Cut<2, 4, 2, 2>>(a, stream);
-    if (a.step.rows > 2 * sequences) return launch<T, Cut<4, 4, 2, 1>>(a, stream);
-    if constexpr (sizeof(T) == 2)
-      if (heads > 2 * device.multiprocessors && a.head_dim == kStreamed) return launch_stream<T, Stream<3>>(a, device.multiprocessors, stream);
-    return launch<T, Cut<4, 2, 1, 2>>(a, stream);
+    return a.size == kRows ? launch_rows<T>(a, device.multiprocessors, stream) : launch_twice_rows<T>(a, device.multiprocessors, stream);
   });
   return error == cudaSuccess ? finish_rows(a, stream) : error;
 }

@@ -7,13 +7,15 @@ namespace octavo {
 namespace {
 
 constexpr int kTaps = 4;
-constexpr int kKey = kRows / 32;  // values of B, and of C, that a lane makes
+constexpr int kSpan = 128;        // values of B, and of C, that a warp makes at once
+constexpr int kKey = kSpan / 32;  // that a lane makes
 constexpr int kTaken = 1;         // barrier: the weights are there
 
-// How heads are cut: columns of a lane, warps that make inputs, tokens of a stage that each of these has, blocks of a multiprocessor,
-// and warps that have the state.
-template <int wide, int helpers, int pair, int blocks, int advancers = 4>
+// How heads are cut: rows of a state, columns of a lane, warps that make inputs, tokens of a stage that each of these has, blocks of a
+// multiprocessor, and warps that have the state.
+template <int rows, int wide, int helpers, int pair, int blocks, int advancers = 4>
 struct Cut {
+  static constexpr int kRows = rows, kSpans = rows / kSpan;
   static constexpr int kWide = wide, kHelpers = helpers, kPair = pair, kBlocks = blocks;
   static constexpr int kTokens = kHelpers * kPair, kAdvancers = advancers;
   static constexpr int kColumns = kAdvancers * kLaneColumns * kWide, kOwn = kColumns / 32;
@@ -23,7 +25,7 @@ struct Cut {
 template <class C>
 struct Stage {
   float2 gates[C::kTokens];  // decay, dt
-  float b[C::kTokens][kRows], c[C::kTokens][kRows], x[C::kTokens][C::kColumns];
+  float b[C::kTokens][C::kRows], c[C::kTokens][C::kRows], x[C::kTokens][C::kColumns];
 };
 template <class C>
 struct Shared {
@@ -43,7 +45,7 @@ struct Place {
   __device__ Place(const SsmArgs& a, int block) {
     const int parts = a.head_dim / C::kColumns, inner = a.heads * a.head_dim, group = block / parts % a.heads / (a.heads / a.groups);
     first = block % parts * C::kColumns, head = block / parts % a.heads, sequence = in_order(a.step.moves, block / (parts * a.heads));
-    gate = inner, x = head * a.head_dim + first, b = inner + group * kRows, c = b + a.groups * kRows;
+    gate = inner, x = head * a.head_dim + first, b = inner + group * C::kRows, c = b + a.groups * C::kRows;
     dt = inner + a.step.convolution.channels + head;
   }
 };
@@ -54,7 +56,7 @@ struct Helper {
   static constexpr int kOwn = C::kOwn, kPair = C::kPair, kHelpers = C::kHelpers, kTokens = C::kTokens;
   static constexpr int kLines = kTaps + kPair - 1;
   struct Inputs {  // of the convolution, and of the step's width
-    Words<T, kKey> b[kLines], c[kLines];
+    Words<T, kKey> b[C::kSpans][kLines], c[C::kSpans][kLines];
     Words<T, kOwn> x[kLines];
     T dt;
   };
@@ -80,11 +82,16 @@ struct Helper {
   __device__ static void meet() { barrier_sync(kTaken + int(threadIdx.x) / (32 * kHelpers), 32 * kHelpers); }
   __device__ void take_weights(const void* from, int tap) {
     float* to = shared.weights[tap];
-    widen_weights<T, kKey>(from, place.b + lane * kKey, to + lane * kKey);
-    widen_weights<T, kKey>(from, place.c + lane * kKey, to + kRows + lane * kKey);
-    widen_weights<T, kOwn>(from, place.x + lane * kOwn, to + 2 * kRows + lane * kOwn);
+#pragma unroll
+    for (int s = 0; s < C::kSpans; ++s) {
+      widen_weights<T, kKey>(from, place.b + own(s), to + own(s));
+      widen_weights<T, kKey>(from, place.c + own(s), to + C::kRows + own(s));
+    }
+    widen_weights<T, kOwn>(from, place.x + lane * kOwn, to + 2 * C::kRows + lane * kOwn);
   }
   __device__ bool biased() const { return a.step.convolution.bias; }
+  // The first of this lane's values of a span.
+  __device__ int own(int span) const { return span * kSpan + lane * kKey; }
   __device__ int first(int stage) const { return stage * kTokens + warp * kPair; }
 
   __device__ Inputs fetch(int stage) const {
@@ -93,8 +100,11 @@ struct Helper {
     // First what not all warps use: a load waits for the one before into its register.
     const int t = min(stage * kTokens + lane % kTokens, last);
     in.dt = load_fresh<T, 1>(static_cast<const T*>(a.step.x) + int64_t(sequence.begin + t) * a.step.x_stride + place.dt).at[0];
-    line.run(first(stage) - kTaps + 1, last, place.b + lane * kKey, in.b);
-    line.run(first(stage) - kTaps + 1, last, place.c + lane * kKey, in.c);
+#pragma unroll
+    for (int s = 0; s < C::kSpans; ++s) {
+      line.run(first(stage) - kTaps + 1, last, place.b + own(s), in.b[s]);
+      line.run(first(stage) - kTaps + 1, last, place.c + own(s), in.c[s]);
+    }
     line.run(first(stage) - kTaps + 1, last, place.x + lane * kOwn, in.x);
     return in;
   }
@@ -109,11 +119,16 @@ struct Helper {
   __device__ void make(int stage, Inputs& in) {
     auto& to = shared.stages[(base + stage) % 2];
     const int begin = first(stage) - kTaps + 1;
-    line.clear(begin, in.b), line.clear(begin, in.c), line.clear(begin, in.x);
+    line.clear(begin, in.x);
+#pragma unroll
+    for (int s = 0; s < C::kSpans; ++s) line.clear(begin, in.b[s]), line.clear(begin, in.c[s]);
     if (first(stage) < sequence.tokens) {
-      convolved(in.b, lane * kKey, to.b[0] + lane * kKey, kRows);
-      convolved(in.c, kRows + lane * kKey, to.c[0] + lane * kKey, kRows);
-      convolved(in.x, 2 * kRows + lane * kOwn, to.x[0] + lane * kOwn, C::kColumns);
+#pragma unroll
+      for (int s = 0; s < C::kSpans; ++s) {
+        convolved(in.b[s], own(s), to.b[0] + own(s), C::kRows);
+        convolved(in.c[s], C::kRows + own(s), to.c[0] + own(s), C::kRows);
+      }
+      convolved(in.x, 2 * C::kRows + lane * kOwn, to.x[0] + lane * kOwn, C::kColumns);
     }
     if (warp == 1 && lane < kTokens) {
       const float dt = fminf(fmaxf(softplus(__fadd_rn(to_float(in.dt), shared.dt_bias)), a.least), a.most);
@@ -138,20 +153,21 @@ struct Helper {
 template <class T, class C>
 struct Advancer {
   static constexpr int kWide = C::kWide, kTokens = C::kTokens;
+  using Own = State<kWide, C::kRows>;
 
   const SsmArgs& a;
   const Sequence& sequence;
   Shared<C>& shared;
-  const int column, place;  // the first of its columns of the block; its place among the four of a column
+  const int column, place;  // the first of its columns of the block; its place among the eight of a column
   const int64_t offset;     // of its columns in a slot
   float* const y;           // of the sequence's first token
   const float skip;
-  State<kWide> state;
+  Own state;
 
   // `warp`: its number among those that have the state.
   __device__ Advancer(const SsmArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory, int warp)
       : a(args), sequence(s), shared(memory), column(warp * kLaneColumns * kWide + threadIdx.x % kLaneColumns * kWide),
-        place(threadIdx.x % 32 / kLaneColumns), offset(int64_t(at.head) * kRows * args.head_dim + at.first + column),
+        place(threadIdx.x % 32 / kLaneColumns), offset(int64_t(at.head) * C::kRows * args.head_dim + at.first + column),
         y(args.y + int64_t(s.begin) * args.heads * args.head_dim + at.x + column), skip(args.skip[at.head]) {}
 
   __device__ float* slot(int id) const { return static_cast<float*>(a.matrices.data) + id * a.matrices.stride + offset; }
@@ -163,9 +179,9 @@ struct Advancer {
 #pragma unroll
     for (int w = 0; w < kWide; ++w) d[w] = __fmul_rn(gates.y, x.at[w]);
 #pragma unroll
-    for (int j = 0; j < kHeld / 4; ++j) {
-      const auto b = *reinterpret_cast<const Elements<float, 4>*>(stage.b[t] + State<kWide>::row(place, 4 * j));
-      const auto c = *reinterpret_cast<const Elements<float, 4>*>(stage.c[t] + State<kWide>::row(place, 4 * j));
+    for (int j = 0; j < Own::kHeld / 4; ++j) {
+      const auto b = *reinterpret_cast<const Elements<float, 4>*>(stage.b[t] + Own::row(place, 4 * j));
+      const auto c = *reinterpret_cast<const Elements<float, 4>*>(stage.c[t] + Own::row(place, 4 * j));
 #pragma unroll
       for (int e = 0; e < 4; ++e)
 #pragma unroll

@@ -11,7 +11,7 @@ namespace {
 constexpr int kStreamed = 64;  // columns of a head
 
 template <int teams>
-struct Stream : Cut<2, 2, 1, 1, 8> {
+struct Stream : Cut<kRows, 2, 2, 1, 1, 8> {
   static_assert(kColumns == kStreamed);
   static constexpr int kTeams = teams, kBuffers = 4;
   static constexpr int kFirstAdvancer = kTeams * kHelpers + 1;  // warp; the one before copies

@@ -14,6 +14,7 @@ NOT_COMPUTED: dict[str, str] = {
     "deepseek_v4": STREAMS,
     "dots3_note": INDEX,
     "falcon_mamba": SCAN,
+    "gemma3n": "images and sound around a text part of several residual streams (AltUp)",
     "glm5_next": STREAMS,
     "glm_moe_dsa": INDEX,
     "hy_v4": STREAMS,
