@@ -45,13 +45,13 @@ def test_the_readme_is_a_page_and_not_a_manual():
 
 BUDGETS = {
     "octavo.cli": 2950,
-    "octavo_worker.bench": 2240,
+    "octavo_worker.bench": 2300,
     "octavo_worker.assembly": 1850,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
     "octavo_worker.engine": 7390,
     "octavo_worker.memory": 1000,
-    "octavo_worker.runner": 3640,
+    "octavo_worker.runner": 3660,
     "octavo_worker.model": 9830,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1680,
