@@ -33,10 +33,10 @@ import redis
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from hybrid_folder import write_hybrid
 from killable_server import server_program
 from queue_client import MODEL, known_queue
 from server_kinds import kinds, started, take_over
+from tiny_folders import write_hybrid
 from waiting import until
 from worker_process import WorkerProcess
 

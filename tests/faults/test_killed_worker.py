@@ -14,9 +14,9 @@ import psutil
 import pytest
 import redis
 from gpus import has_gpu
-from hybrid_folder import write_hybrid
 from queue_client import Answers, Queue, answers, known_queue
 from tiers import is_full
+from tiny_folders import write_hybrid
 from waiting import STALL_S, eventually
 from worker_process import KNOWN_SPEEDS, WorkerProcess
 

@@ -51,9 +51,9 @@ def light_server() -> ForkServer:
 
 
 @cache
-def heavy_server() -> ForkServer:
-    """It knows models."""
-    return ForkServer(_HEAVY)
+def heavy_server(*more: str) -> ForkServer:
+    """It knows models, and what else is named."""
+    return ForkServer((*_HEAVY, *more))
 
 
 class Forked:

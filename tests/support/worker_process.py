@@ -27,7 +27,8 @@ class WorkerProcess:
     """`python -m octavo_worker`, or with `fake` (settings of `fake_engine`) the same agent on the fake engine.
 
     Agent and engine are forks of servers that have imported them. With `own_start` they start as in production, where
-    the kernel ends an engine whose agent has ended. `engine` is a program in the place of the real engine's.
+    the kernel ends an engine whose agent has ended. `engine` is a program in the place of the real engine's, `imports`
+    are modules that forks of it have from the beginning.
 
     Flags are settings of the worker. Leaving the context kills the worker; `log` is its stderr so far. An assertion
     that failed in the worker or its engines fails the test, even if another worker made up for it.
@@ -41,6 +42,7 @@ class WorkerProcess:
         fake: str | None = None,
         own_start: bool = False,
         engine: Path | None = None,
+        imports: tuple[str, ...] = (),
         **flags: object,
     ) -> None:
         program = ["-m", "octavo_worker"] if fake is None else [str(_SUPPORT / "agent_on_fake_engine.py"), fake]
@@ -48,7 +50,7 @@ class WorkerProcess:
         arguments = [name if value is True else f"{name}={value}" for name, value in named.items()]
         words = [*program, f"--redis-url={redis_url}", *arguments]
         if not own_start or engine is not None:
-            address = "-" if own_start else (heavy_server() if fake is None else light_server()).address
+            address = "-" if own_start else (heavy_server(*imports) if fake is None else light_server()).address
             words = [str(_SUPPORT / "forked_engines.py"), address, str(engine or "-"), *words]
         self._log = log
         self._redis_url = redis_url
