@@ -48,3 +48,10 @@ def test_workers_of_two_routes_or_revisions_are_not_equal() -> None:
         return numerics(torch.device("cpu"), torch.float32, torch.float32, route=route)
 
     assert len({of("decoder-1"), of("decoder-2"), of("transformers-5.24.0-1"), of("transformers-5.24.1-1")}) == 4
+
+
+def test_prompts_by_chunks_are_no_equal_of_a_walk() -> None:
+    def of(chunks: bool) -> str:
+        return numerics(torch.device("cpu"), torch.bfloat16, torch.bfloat16, route=DECODER, states=True, chunks=chunks)
+
+    assert of(True) == f"{of(False)} chunks"

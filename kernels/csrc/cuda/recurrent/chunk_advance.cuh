@@ -22,7 +22,7 @@ struct AdvanceShared {
 
 #if OCTAVO_CLUSTERS
 
-// What a block has of a part: columns of one head of a sequence, for the chunks from `begin` to `end`.
+// A block's share of a part: columns of one head of a sequence, for the chunks from `begin` to `end`.
 struct Piece {
   const int order;
   const Sequence sequence;
@@ -132,7 +132,7 @@ struct ChunkAdvancer {
         ldmatrix(right, quarter(triangle[part], 16 * i, 16 * earlier));
       });
   }
-  // What keys and their values add to the state.
+  // Adds keys with their values to the state.
   __device__ void add(const Rows& keys, const Tokens& added) {
 #pragma unroll
     for (int t = 0; t < kTokens / 2; ++t) {
