@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING
 
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
@@ -20,7 +20,7 @@ from .drive import Engine, request
 from .hybrid import HYBRID
 from .tiny import CONTEXT
 from .wrapped import WRAPPED
-from .zoo import OWN, VOCAB, save
+from .zoo import OWN, VOCAB, precise, save
 
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-5
@@ -32,12 +32,6 @@ LENGTH = 200
 def prompt(seed: int) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(VOCAB) for _ in range(LENGTH)]
-
-
-def precise(oracle: PreTrainedModel) -> PreTrainedModel:
-    """The same model in float64, which products of grouped experts do not take."""
-    oracle.config._experts_implementation = "eager"
-    return oracle.double()
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -26,7 +26,7 @@ from octavo_worker.runner.paged import PagedRunner
 from .by_hand import ByHand, Said
 from .hybrid import HYBRID, HYBRID_WRAPPED
 from .tiny import CONTEXT, VOCAB
-from .zoo import save, widen
+from .zoo import precise, save, widen
 
 CLOSE = 1e-4
 DENSE = [name for name in HYBRID if not any(word in name for word in ("_moe", "experts", "next"))]
@@ -80,7 +80,7 @@ def assert_same(one: list[Said], other: list[Said]) -> None:
 @pytest.mark.parametrize("name", HYBRID)
 def test_answers_are_those_of_transformers(name: str, folders: Callable[[str], tuple[Path, PreTrainedModel]]) -> None:
     folder, oracle = folders(name)
-    runner = runner_of(folder)
+    oracle, runner = precise(oracle), runner_of(folder)
     assert "state-f32" in runner.numerics
     for said, prompt in zip(ByHand(runner).answers(prompts(), NEW), prompts(), strict=True):
         with torch.inference_mode():
@@ -112,7 +112,7 @@ def test_a_text_part_answers_as_the_whole(name: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     (said,) = ByHand(runner_of(tmp_path)).answers(prompts()[-1:], NEW)
     with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([said.text])).logits[0, LENGTHS[-1] - 1 : -1].log_softmax(-1)
+        logits = precise(model)(input_ids=torch.tensor([said.text])).logits[0, LENGTHS[-1] - 1 : -1].log_softmax(-1)
     assert said.text[LENGTHS[-1] :] == logits.argmax(-1).tolist()
     assert said.logprobs == pytest.approx(logits.max(-1).values.tolist(), abs=CLOSE)
 

@@ -181,3 +181,9 @@ def save(name: str, folder: Path, config: PreTrainedConfig | None = None, width:
     if isinstance(model.config, OlmoHybridConfig):
         mend_convolutions(folder, model.config)
     return model
+
+
+def precise(oracle: PreTrainedModel) -> PreTrainedModel:
+    """The same model in float64, which products of grouped experts do not take."""
+    oracle.config._experts_implementation = "eager"
+    return oracle.double()
