@@ -56,7 +56,8 @@ cudaError_t wide_attention(const WideArgs& a, cudaStream_t stream) {
                        a.q_stride % 8 == 0 && a.out_stride % 8 == 0 && reinterpret_cast<uintptr_t>(a.cache.data) % 16 == 0;
   const int64_t strides = a.cache.block_stride | a.cache.head_stride | a.cache.kv_stride;  // of cells that are copied in units
   const bool plain = a.window == 0 && a.softcap == 0.0f && !a.sinks;
-  if (device.major != 9 || !aligned || !plain || strides % (a.cache.cells == Cells::plain ? 8 : 16) != 0 || a.head_dim != (a.latent ? kWideLatent : kWideValues))
+  if (device.major != 9 || !aligned || !plain || strides % (a.cache.cells == Cells::plain ? 8 : 16) != 0 ||
+      a.head_dim != (a.latent ? kWideLatent : kWideValues))
     return cudaErrorInvalidValue;
   if (a.sequences == 0) return cudaSuccess;
   const bool coded = a.cache.cells != Cells::plain;
