@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from octavo_kernels.cache.blocks import CELLS
 from octavo_kernels.operands import DTYPES
 
 from .emulated import aligned, build
@@ -76,8 +77,8 @@ class EmulatedWide:
         self, q: Tensor, cache: Tensor, tables: Tensor, context_lens: Tensor, query_start: Tensor, scale: float,
         block_size: int, *, cuts: bool = True, **changed: float,
     ) -> Tensor:  # fmt: skip
-        """Attention of `q[T, heads, width]` over a cache `[blocks, 1 or 2, kv_heads, block_size * width]`: one row is
-        that of latents. Rows of `tables` and of the cache are dense."""
+        """Attention of `q[T, heads, width]` over a cache `[blocks, 1 or 2, kv_heads, block_size * width]`, longer in
+        eight bits: one row is that of latents. Rows of `tables` and of the cache are dense."""
         tokens, heads, width = q.shape
         _, rows, kv_heads, _ = cache.shape
         starts, folds = self.plan(context_lens, query_start, heads // kv_heads, kv_heads, cuts=cuts)
@@ -85,7 +86,8 @@ class EmulatedWide:
         out = aligned(torch.full((tokens + 1, heads, VALUES), float("nan"), dtype=q.dtype))
         partial = aligned(torch.full((2 * self.blocks, ROWS, VALUES), float("nan")))
         sums = aligned(torch.full((2 * self.blocks, ROWS, 2), float("nan")))
-        where = CacheFields(cache.data_ptr(), 0, cache.stride(0), cache.stride(1), cache.stride(2), block_size)
+        strides = (cache.stride(0), cache.stride(1) if rows == 2 else 0, cache.stride(2))
+        where = CacheFields(cache.data_ptr(), CELLS.get(cache.dtype, 0), *strides, block_size)
         operands = AttentionFields(
             DTYPES[q.dtype], q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), heads, kv_heads, width, where,
             tables.data_ptr(), tables.stride(0), len(context_lens), scale,

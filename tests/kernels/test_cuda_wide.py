@@ -47,6 +47,29 @@ def test_rows_are_those_of_the_reference(kind: str, dtype: torch.dtype) -> None:
     rows.check(attend(rows, uniform=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("cells", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_caches_in_eight_bits(kind: str, cells: torch.dtype, dtype: torch.dtype) -> None:
+    heads, kv_heads, latent = KINDS[kind]
+    for block_size in (16, 32, 128):
+        rows = wide_rows(LENGTHS, heads, kv_heads, latent=latent, dtype=dtype, block_size=block_size, cells=cells)
+        first = attend(rows)
+        rows.check(first)
+        assert torch.equal(attend(rows), first)
+
+
+@pytest.mark.parametrize("latent", [True, False])
+def test_bits_in_eight_bits_are_a_rows_own_in_a_uniform_plan(latent: bool) -> None:
+    rows = wide_rows(LENGTHS, 16, 1 if latent else 2, latent=latent, cells=torch.int8)
+    whole = attend(rows, uniform=True)
+    rows.check(whole)
+    for number, first, last in ((1, 0, 2), (7, 0, 1), (8, 100, 101), (8, 101, 150)):
+        begin = int(rows.query_start[number])
+        alone = attend(rows.only(number, first, last), uniform=True)
+        assert torch.equal(alone, whole[begin + first : begin + last])
+
+
 @pytest.mark.parametrize("latent", [True, False])
 def test_scores_that_rise(latent: bool) -> None:
     rows = wide_rows([(1, 4000), (2, 200), (100, 300)], 8, latent=latent, dtype=torch.float16, rising=True)
@@ -127,5 +150,6 @@ def test_which_heads_are_wide() -> None:
     assert takes_wide(device, half, half, LATENT, VALUES)
     assert takes_wide(device, half, half, 512)
     assert not takes_wide(device, half, half, 576)
-    assert not takes_wide(device, half, torch.int8, 512)
+    assert takes_wide(device, half, torch.int8, 512)
+    assert takes_wide(device, half, torch.float8_e4m3fn, LATENT, VALUES)
     assert not takes_wide(device, torch.float32, torch.float32, 512)

@@ -44,6 +44,25 @@ def test_rows_are_those_of_the_reference(emulated: EmulatedWide, kind: str, dtyp
     rows.check(attend(emulated, rows, 3))
 
 
+@pytest.mark.parametrize("kind", ["20 heads of a latent", "4 heads a KV head"])
+def test_caches_in_eight_bits(emulated: EmulatedWide, kind: str) -> None:
+    """Of both types, with data of both types, in blocks of two sizes; what is read is what the reference rounds to."""
+    heads, kv_heads, latent = KINDS[kind]
+    for cells, dtype, block_size in ((torch.int8, torch.bfloat16, 16), (torch.float8_e4m3fn, torch.float16, 128)):
+        options = {"latent": latent, "dtype": dtype, "block_size": block_size, "cells": cells}
+        rows = wide_rows([(1, 200), (3, 70), (0, 20), (1, 1), (1, 64)], heads, kv_heads, **options)
+        rows.check(attend(emulated, rows, 3))
+
+
+@pytest.mark.parametrize("latent", [True, False])
+def test_bits_in_eight_bits_are_a_rows_own_where_no_keys_are_cut(emulated: EmulatedWide, latent: bool) -> None:
+    """And values of any size have room among weights of 16 bits."""
+    rows = wide_rows([(7, 90)], 8, latent=latent, dtype=torch.float16, cells=torch.int8, rising=True)
+    whole = attend(emulated, rows, 3, cuts=False)
+    rows.check(whole, scaled=latent)
+    assert torch.equal(attend(emulated, rows.only(0, 3, 7), 2, seed=9, cuts=False), whole[3:7])
+
+
 @pytest.mark.parametrize("latent", [True, False])
 def test_scores_that_rise(emulated: EmulatedWide, latent: bool) -> None:
     rows = wide_rows([(1, 400), (2, 200)], 4, latent=latent, dtype=torch.float16, rising=True)

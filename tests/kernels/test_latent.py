@@ -9,10 +9,27 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops, reference
+from octavo_kernels.attention.latent import latent_cells
 
+CELLS = [torch.int8, torch.float8_e4m3fn]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 LENGTHS = [(1, 1), (1, 15), (1, 17), (1, 64), (1, 65), (1, 700), (5, 5), (33, 33), (17, 48), (3, 600), (0, 20)]
 ROTARY = 8
+
+
+def empty(blocks: int, width: int, dtype: torch.dtype, block_size: int, cells: torch.dtype | None = None) -> Tensor:
+    """A cache of NaN, between other layers' parts."""
+    count = latent_cells(width, width - ROTARY, block_size, dtype, cells or dtype)
+    if cells is None:
+        return torch.full((blocks, 2, count), float("nan"), dtype=dtype)[:, 1:, None]
+    return torch.full((blocks, 2, count), 255, dtype=torch.uint8)[:, 1:, None].view(cells)
+
+
+def as_kept(rows: Tensor, rank: int, cells: torch.dtype) -> Tensor:
+    """Rows `[T, 1, width]` as a cache in eight bits has them: of the first `rank` columns codes and a scale."""
+    latent = rows[..., :rank]
+    codes, scales = reference.quantise(latent.float(), cells)
+    return torch.cat((codes.double() * scales.double(), rows[..., rank:].double()), dim=-1)
 
 
 @dataclass
@@ -34,12 +51,17 @@ class Rows:
 
 
 def written(
-    lengths: list[tuple[int, int]], heads: int, width: int, dtype: torch.dtype = torch.float32, block_size: int = 16
+    lengths: list[tuple[int, int]],
+    heads: int,
+    width: int,
+    dtype: torch.dtype = torch.float32,
+    block_size: int = 16,
+    cells: torch.dtype | None = None,
 ) -> Rows:
-    """Queries and keys as `write_latent` rotates and writes them."""
+    """Queries and keys as `write_latent` rotates and writes them; the cache is one of `cells`, if they are given."""
     generator = torch.Generator().manual_seed(heads + width)
     needed = [-(-context // block_size) for _, context in lengths]
-    cache = torch.full((sum(needed) + 2, 2, block_size * width), float("nan"), dtype=dtype)[:, 1:, None]
+    cache = empty(sum(needed) + 2, width, dtype, block_size, cells)
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(block_size)) + 1
     tables = torch.full((len(lengths), max(needed)), -(2**31), dtype=torch.int32)
     cos_sin = torch.randn(1000, ROTARY, generator=generator)
@@ -57,7 +79,8 @@ def written(
         turned[..., -ROTARY:] = reference.rope(turned[..., -ROTARY:], at, cos_sin)
         assert torch.allclose(q.float(), turned[:, :heads].to(dtype).float(), atol=1e-6)
         queries.append(q[context - asked :])
-        keys.append(turned[:, heads:].to(dtype))
+        kept = turned[:, heads:].to(dtype)
+        keys.append(kept if cells is None else as_kept(kept, width - ROTARY, cells))
     starts = torch.tensor([0, *(asked for asked, _ in lengths)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     lens = torch.tensor([context for _, context in lengths], dtype=torch.int32)
     return Rows(torch.cat(queries), cache, tables, lens, starts, keys, block_size)
@@ -95,6 +118,33 @@ def test_bits_depend_neither_on_blocks_nor_on_how_a_prompt_is_cut(level: str, bl
         torch.tensor([0, 40], dtype=torch.int32), [], 16,
     )  # fmt: skip
     assert torch.equal(cut.attend(32), whole[1:41])
+
+
+@pytest.mark.parametrize("cells", CELLS, ids=str)
+def test_latents_in_eight_bits_are_read_as_they_were_rounded(level: str, cells: torch.dtype) -> None:
+    for dtype in TOLERANCE:
+        check(written(LENGTHS, 5, 40, dtype, cells=cells), 32)
+    check(written([(1, 130), (6, 40)], 16, 520, cells=cells), 512)
+    whole = written([(1, 70), (60, 90), (9, 9)], 4, 40, torch.bfloat16, cells=cells)
+    small = written([(1, 70), (60, 90), (9, 9)], 4, 40, torch.bfloat16, 4, cells)
+    assert torch.equal(small.attend(32), whole.attend(32))
+
+
+@pytest.mark.parametrize("cells", CELLS, ids=str)
+def test_rotated_keys_are_kept_as_they_are_beside_codes(cells: torch.dtype) -> None:
+    """They are a thousand times as large as the latent, which would lose all of its places to a common scale."""
+    generator = torch.Generator().manual_seed(1)
+    row = torch.randn(1, 2 * 24, generator=generator).to(torch.bfloat16)
+    row[:, 40:] *= 1000
+    cache = torch.zeros(1, 1, 1, latent_cells(24, 16, 16, torch.bfloat16, cells), dtype=cells)
+    still = torch.cat((torch.ones(1, 4), torch.zeros(1, 4)), dim=1)
+    place = torch.tensor([5])
+    ops.write_latent(row, torch.empty(1, 1, 24, dtype=row.dtype), cache, place, torch.tensor([0]), still)
+    codes, (scale,) = reference.quantise(row[0, None, 24:40].float(), cells)
+    block = cache.view(-1)
+    assert torch.equal(block[: 16 * 16].view(16, 16)[:, 5].float(), codes[0].float())
+    assert float(block[16 * 16 : 20 * 16].view(torch.float32)[5]) == float(scale)
+    assert torch.equal(block[20 * 16 :].view(torch.bfloat16).view(8, 16)[:, 5], row[0, 40:])
 
 
 def test_padding_is_not_written() -> None:

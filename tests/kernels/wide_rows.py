@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from octavo_kernels import reference
+from octavo_kernels.attention.latent import latent_cells
 
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 SCALE = 0.0625
@@ -69,16 +71,45 @@ def swizzled(rows: Tensor) -> Tensor:
     ).view(tokens, width)  # fmt: skip
 
 
+def coded(rows: Tensor, cells: torch.dtype, *, of_values: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows `[tokens, 512]` as codes (uint8) where a cache in eight bits has them, their scales `[tokens, 1]`, and what
+    the two stand for."""
+    codes, scales = reference.quantise(rows.float(), cells)
+    raised = (codes.to(torch.int16) + 128).to(torch.uint8) if cells is torch.int8 else codes.view(torch.uint8)
+    tokens, columns = torch.arange(len(rows))[:, None], torch.arange(VALUES)
+    within, unit = columns % 16, columns // 16
+    turned = within % 8 * 2 + within // 8 if of_values else within % 8 // 2 * 4 + within % 2 + within // 8 * 2
+    places = ((unit & ~7) + ((unit ^ tokens) & 7)) * 16 + turned
+    return torch.empty_like(raised).scatter_(1, places, raised), scales, codes.double() * scales.double()
+
+
+def put_coded(memory: Tensor, rows: Tensor, block_size: int, cells: torch.dtype, *, of_values: bool) -> Tensor:
+    """Puts rows `[tokens, width]` into the bytes of a block and head; returns what can be read there."""
+    tokens, dtype = len(rows), rows.dtype
+    codes, scales, read = coded(rows[:, :VALUES], cells, of_values=of_values)
+    end = block_size * (VALUES + 4)
+    memory[: block_size * VALUES].view(block_size, VALUES)[:tokens] = codes
+    memory[block_size * VALUES : end].view(torch.float32)[:tokens] = scales[:, 0]
+    exact = rows[:, VALUES:]
+    if exact.shape[1]:
+        memory[end:].view(dtype).view(block_size, -1)[:tokens] = exact
+    return torch.cat((read, exact.double()), dim=1)
+
+
 def wide_rows(
     lengths: list[tuple[int, int]], heads: int, kv_heads: int = 1, *, latent: bool = True,
-    dtype: torch.dtype = torch.bfloat16, block_size: int = 16, rising: bool = False,
+    dtype: torch.dtype = torch.bfloat16, block_size: int = 16, rising: bool = False, cells: torch.dtype | None = None,
 ) -> WideRows:  # fmt: skip
     """Rows of sequences with so many queries, at the end of so many tokens. `rising`: keys grow along the context, from
-    nothing to ten times as long, and with them the highest scores."""
+    nothing to ten times as long, and with them the highest scores. `cells`: type of a cache in eight bits."""
     generator = torch.Generator().manual_seed(heads)
     width, kinds = (LATENT, 1) if latent else (VALUES, 2)
     needed = [-(-context // block_size) for _, context in lengths]
-    cache = torch.full((sum(needed) + 2, kinds, kv_heads, block_size * width), float("nan"), dtype=dtype)
+    if cells is None:
+        cache = torch.full((sum(needed) + 2, kinds, kv_heads, block_size * width), float("nan"), dtype=dtype)
+    else:
+        count = latent_cells(width, VALUES, block_size, dtype, cells)
+        cache = torch.full((sum(needed) + 2, kinds, kv_heads, count), 255, dtype=torch.uint8)
     order = torch.randperm(sum(needed), generator=generator) + 1
     tables = torch.full((len(lengths), max(needed)), -(2**31), dtype=torch.int32)
     kept: list[list[Tensor]] = []
@@ -90,16 +121,21 @@ def wide_rows(
         made = [torch.randn(context, kv_heads, width, generator=generator) for _ in range(kinds)]
         if rising:
             made[0] *= torch.linspace(0, 10, context)[:, None, None]
-        kept.append([each.to(dtype) for each in made])
+        written = [each.to(dtype) for each in made]
+        kept.append([each.double() for each in written])
         for number, block in enumerate(blocks.tolist()):
-            for kind, rows in enumerate(kept[-1]):
-                of_block = rows[number * block_size : (number + 1) * block_size]
-                for head in range(kv_heads):
-                    cells = cache[block, kind, head].view(block_size, width)[: len(of_block)]
-                    cells.copy_(swizzled(of_block[:, head]))
+            own = slice(number * block_size, (number + 1) * block_size)
+            for kind, head in product(range(kinds), range(kv_heads)):
+                place, rows = cache[block, kind, head], written[kind][own, head]
+                if cells is None:
+                    place.view(block_size, width)[: len(rows)] = swizzled(rows)
+                else:
+                    kept[-1][kind][own, head] = put_coded(place, rows, block_size, cells, of_values=kind == 1)
     queries = torch.randn(sum(asked for asked, _ in lengths), heads, width, generator=generator).to(dtype)
     starts = torch.tensor([0, *(asked for asked, _ in lengths)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     lens = torch.tensor([context for _, context in lengths], dtype=torch.int32)
+    if cells is not None:
+        cache = cache.view(cells)
     return WideRows(
         queries, cache, tables, lens, starts, [each[0] for each in kept], [each[-1] for each in kept], block_size
     )

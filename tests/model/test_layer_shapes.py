@@ -190,13 +190,13 @@ gemma4 = pytest.mark.skipif(not hasattr(transformers, "Gemma4UnifiedTextConfig")
 
 
 @gemma4
-def test_on_a_gpu_experts_beside_a_dense_mlp_take_transformers_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else its kernels take."""
+def test_on_a_gpu_experts_beside_a_dense_mlp_are_the_decoders_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "features", lambda device: {Feature.EXPERTS})
     experts = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 64}
     mixed, dense = transformers.Gemma4TextConfig(**experts), transformers.Gemma4TextConfig()
     assert has_decoder(mixed, torch.device("cpu"), torch.bfloat16)
-    assert not has_decoder(mixed, torch.device("cuda"), torch.bfloat16)
+    assert has_decoder(mixed, torch.device("cuda"), torch.bfloat16)
+    assert not has_decoder(mixed, torch.device("cuda"), torch.float32)
     assert has_decoder(dense, torch.device("cuda"), torch.float32)
     assert has_decoder(transformers.Qwen3MoeConfig(), torch.device("cuda"), torch.bfloat16)
 

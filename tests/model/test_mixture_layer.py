@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo_kernels.ops import Routing
+from octavo_kernels import ops
+from octavo_kernels.ops import Assignments, Routed, RouterProduct, Routing
 from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.mixture import ExpertGate, Mixture, Router, SharedExpert
 from octavo_worker.model.layers.norm import Input, RmsNorm
@@ -123,6 +126,34 @@ def test_a_norm_that_was_left_to_the_next_product_is_taken() -> None:
     normed = norm.defer(hidden, torch.empty_like(hidden))
     wanted = layer.apply(Input(norm.apply(hidden, torch.empty_like(hidden))))
     assert torch.equal(layer.apply(normed), wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_norms_and_factors_of_a_mixtures_own_are_a_gpus_too(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are the CPU's here: routing takes a norm without weights, and rows that experts read are others."""
+    bare = mixture(torch.float32, ROUTINGS[0], shared=False)
+    norms = [RmsNorm(made(HIDDEN, seed=seed) * 9 + 1, 1e-6, 0.0) for seed in (21, 22)]
+    router = replace(bare.router, norm=norms[0], factors=made(EXPERTS, seed=23) + 1, counters=torch.zeros(1))
+    layer, x = replace(bare, router=router, norm=norms[1]), made(rows, HIDDEN, seed=24) * 9
+    wanted = layer.apply(Input(x))
+
+    def route_rows(p: RouterProduct) -> Routed:
+        assert p.norm is not None
+        assert torch.equal(p.norm.weight, torch.ones(HIDDEN))
+        normed = ops.rms_norm(p.x, p.norm.weight, p.norm.eps)
+        return Routed(normed, ops.route(normed @ p.router.T, p.routing, p.correction), None)
+
+    def experts_up(rows: Tensor, _: object, taken: Assignments, *__: object) -> Tensor:
+        return layer.gate.apply(layer.up.grouped(rows.index_select(0, taken.sources), taken.starts))
+
+    def experts_down(inner: Tensor, _: object, taken: Assignments, out: Tensor, **__: object) -> Tensor:
+        return ops.combine(layer.down.grouped(inner, taken.starts), taken, out)
+
+    for fake in (route_rows, experts_up, experts_down):
+        monkeypatch.setattr(ops, fake.__name__, fake)
+    on_gpu = replace(layer, router=router.folded(torch.float32))
+    found = on_gpu._apply_on_gpu(Input(x), torch.empty_like(x), None)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_a_row_that_is_no_number_spoils_itself_alone() -> None:

@@ -14,6 +14,7 @@ from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.model.decoder import Decoder
+from octavo_worker.model.errors import UnsupportedModel
 
 from .drive import Engine, assert_same
 from .scored import assert_company_changes_nothing, assert_graphs_change_nothing, assert_scores_are_near, requests
@@ -84,6 +85,18 @@ def test_graphs_compute_what_launches_one_by_one_do(runner: ModelRunner, folder:
 
 def test_deterministic_answers_do_not_depend_on_company(deterministic: ModelRunner) -> None:
     assert_company_changes_nothing(deterministic)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_caches_in_eight_bits(folder: Path, kv_dtype: str) -> None:
+    """Graphs change nothing, in any row's company; rows that no kernel takes in eight bits are refused."""
+    if folder.name in ("deepseek_v3-narrow", "minicpm3"):
+        with pytest.raises(UnsupportedModel, match="leave --kv-dtype out"):
+            load_runner(options(folder, kv_dtype=kv_dtype))
+        return
+    assert_graphs_change_nothing(load_runner(options(folder, kv_dtype=kv_dtype)), folder)
+    if not folder.name.startswith("gemma4"):
+        assert_company_changes_nothing(load_runner(options(folder, kv_dtype=kv_dtype, deterministic=True)))
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])

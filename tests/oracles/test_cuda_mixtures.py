@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from released_gpt_oss import CONFIG, released
 from transformers import (
     Glm4MoeConfig,
@@ -47,6 +48,12 @@ MODELS: dict[str, PreTrainedConfig] = {
         n_shared_experts=1, first_k_dense_replace=1, head_dim=64,
     ),
 }  # fmt: skip
+if hasattr(transformers, "Gemma4TextConfig"):
+    MODELS["gemma4"] = transformers.Gemma4TextConfig(
+        **{**COMMON, "num_hidden_layers": 4}, layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=100, head_dim=64, global_head_dim=64, hidden_size_per_layer_input=0, enable_moe_block=True,
+        num_experts=16, top_k_experts=4, moe_intermediate_size=96,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -33,7 +33,8 @@ inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kMaxLatentDim = 576;  // of keys whose leading elements are the values
 
 // Inside a block K lies transposed, [head_dim][block_size], and V as [block_size][head_dim]. A cache without V has a
-// K-to-V stride of 0: values are the first `value_dim` elements of keys, and the last ones are rotated.
+// K-to-V stride of 0: values are the first `value_dim` elements of keys, and the last ones are rotated. In eight bits those
+// lie behind the scales, in the data's type.
 struct AttentionArgs : AttentionOperands {
   int value_dim;  // head_dim where V is kept
   const int32_t* context_lens;

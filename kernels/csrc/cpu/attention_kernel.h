@@ -311,8 +311,24 @@ inline Tile<float> gather_tile(const AttentionArgs& a, const AttentionItem& it, 
   return wide;
 }
 
+// `count` tokens of a latent's rows from `offset` of a block on, each column sixteen floats behind the one before. In eight
+// bits the columns behind the values are not codes.
+template <class T, class C>
+inline void widen_latent(const Shape& s, const C* cells, int block_size, int offset, int count, float* keys) {
+  const int coded = kScaled<C> ? s.values : s.width;
+  for (int d = 0; d < coded; ++d) widen_row(cells + d * block_size + offset, keys + d * kSegment, count);
+  if constexpr (kScaled<C>) {
+    C* const block = const_cast<C*>(cells);
+    const float* scales = scales_of(block, coded, block_size) + offset;
+    for (int d = 0; d < coded; ++d)
+      for (int j = 0; j < count; ++j) keys[d * kSegment + j] *= scales[j] * Codes<C>::unit;
+    const T* exact = exact_of<T>(block, coded, block_size) + offset;
+    for (int d = coded; d < s.width; ++d) widen_row(exact + (d - coded) * block_size, keys + d * kSegment, count);
+  }
+}
+
 // A tile in float32 whose values are the leading elements of its keys. What no query sees is zero.
-template <class C>
+template <class T, class C>
 inline Tile<float> latent_tile(const AttentionArgs& a, const AttentionItem& it, const Shape& s, int base, Span all,
                                float* memory) {
   Tile<float> wide;
@@ -326,7 +342,7 @@ inline Tile<float> latent_tile(const AttentionArgs& a, const AttentionItem& it, 
     if (token < all.begin || token + kSegment > all.end)
       __builtin_memset(keys, 0, size_t(kSegment) * size_t(s.width) * sizeof(float));
     for_pieces<C>(a, it, token, all, [&](int at, const C* k, const C*, int offset, int count) {
-      for (int d = 0; d < s.width; ++d) widen_row(k + d * bs + offset, keys + d * kSegment + at, count);
+      widen_latent<T>(s, k, bs, offset, count, keys + at);
     });
     for (int d = 0; d < s.values; ++d)
       for (int j = 0; j < kSegment; ++j) values[j * s.padded_values + d] = keys[d * kSegment + j];
@@ -409,7 +425,7 @@ struct AttendVectors {
       for (int base = chunk * kChunk; base < (chunk + 1) * kChunk; base += kTile) {
         if (base + kTile <= all.begin || base >= all.end) continue;
         if (s.within_keys) {
-          attend_tile<float>(a, it, s, q, part, scores, latent_tile<C>(a, it, s, base, all, wide), scales, base, all);
+          attend_tile<float>(a, it, s, q, part, scores, latent_tile<T, C>(a, it, s, base, all, wide), nullptr, base, all);
           continue;
         }
         if (a.cache.block_size < kSegment) {

@@ -68,6 +68,7 @@ void write_typed(const WriteArgs& a, int64_t begin, int64_t end) {
   const int D = a.head_dim, bs = a.cache.block_size;
   alignas(64) float row[kMaxLatentDim];
   alignas(64) C cells[kMaxLatentDim];
+  alignas(64) [[maybe_unused]] T exact[kMaxLatentDim];
   for (int64_t t = begin; t < end; ++t) {
     const float* cos_sin = a.cos_sin ? a.cos_sin + a.positions[t] * a.cos_sin_stride : nullptr;
     if (a.q) {
@@ -87,11 +88,15 @@ void write_typed(const WriteArgs& a, int64_t begin, int64_t end) {
     for (int h = 0; h < a.kv_heads; ++h) {
       C *keys = block + h * a.cache.head_stride, *values = keys + a.cache.kv_stride;
       prepare_row(a, k + h * D, a.k_norm, cos_sin, row);
-      if constexpr (kScaled<C>)
-        scales_of(keys, D, bs)[offset] = encode_row(row, D, cells);
-      else
+      const int coded = kScaled<C> && !a.cache.kv_stride ? D - a.rotary_dim : D;
+      if constexpr (kScaled<C>) {
+        if (coded < D) narrow_row(row + coded, exact, D - coded);
+        for (int d = coded; d < D; ++d) exact_of<T>(keys, coded, bs)[(d - coded) * bs + offset] = exact[d - coded];
+        scales_of(keys, coded, bs)[offset] = encode_row(row, coded, cells);
+      } else {
         narrow_row(row, cells, D);
-      for (int d = 0; d < D; ++d) keys[d * bs + offset] = cells[d];
+      }
+      for (int d = 0; d < coded; ++d) keys[d * bs + offset] = cells[d];
       if (!a.cache.kv_stride) continue;
       if constexpr (kScaled<C>) {
         widen_row(v + h * D, row, D);

@@ -58,6 +58,12 @@ inline float* scales_of(C* cells, int head_dim, int block_size) {
   return reinterpret_cast<float*>(cells + int64_t(head_dim) * block_size);
 }
 
+// What a latent's row keeps as it is, behind the scales: [columns][block_size] of the data's type.
+template <class T, class C>
+inline T* exact_of(C* cells, int head_dim, int block_size) {
+  return reinterpret_cast<T*>(scales_of(cells, head_dim, block_size) + block_size);
+}
+
 // Codes of the sixteen tokens from `offset` on; `vload` of a code times its scale is the value.
 template <class C>
 inline void load_scales(const C* cells, int head_dim, int block_size, int offset, float* out) {

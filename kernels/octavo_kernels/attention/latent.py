@@ -1,8 +1,8 @@
 """Multi-head latent attention: of a token one key is kept, whose leading elements are its values.
 
 DeepSeek-V2 (arXiv 2405.04434, section 2.1) in the absorbed form: all heads read the same row of a token, the latent and
-a rotated key behind it. On CUDA rows of 576 with 512 values are the tensor cores', in 16 bits on Hopper; others are
-computed in float32, slowly."""
+a rotated key behind it. On CUDA rows of 576 with 512 values are the tensor cores' on Hopper, with data in 16 bits;
+others are computed in float32, slowly, and not in eight bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo_kernels import _cpu, checks, cuda
 from octavo_kernels.attention.plan import AttentionPlan
 from octavo_kernels.attention.wide import VALUES, Plan, WidePlan
-from octavo_kernels.cache.blocks import HEAD_DIM_MULTIPLE, check_block_size
+from octavo_kernels.cache.blocks import CELLS, HEAD_DIM_MULTIPLE, SCALE_BYTES, check_block_size
 from octavo_kernels.call import check, check_devices, check_heads, float_type, rows_of, run
 from octavo_kernels.operands import RmsNorm, norm_at, rows_at
 
@@ -24,6 +24,14 @@ def check_latent(width: int) -> None:
             f"a row of the latent and the rotated key must be a multiple of {HEAD_DIM_MULTIPLE} up to "
             f"{_cpu.max_latent_dim} wide, not {width}"
         )
+
+
+def latent_cells(width: int, values: int, block_size: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> int:
+    """Elements of a block of one layer, for data of type `dtype`. In eight bits: codes of the first `values` columns,
+    a float32 scale of each token, then the other columns in the type of the data."""
+    if cache_dtype not in CELLS:
+        return block_size * width
+    return block_size * (values + SCALE_BYTES + (width - values) * dtype.itemsize)
 
 
 def write_latent(
@@ -39,8 +47,9 @@ def write_latent(
     cache; returns `q_out`.
 
     `rows[T, (heads + 1) * width]` has the queries of all heads, then the key; `q_out[T, heads, width]`. `layer_cache`
-    is `[num_blocks, 1, 1, block_size * width]` of their type. `slots[T]` and `positions[T]` are int64; a slot of -1
-    skips the write. `cos_sin[max_pos, rotary_dim]` (float32) as in `rope_write_kv`. Raises `TypeError` or `ValueError`,
+    is `[num_blocks, 1, 1, block_size * width]` of their type; or of int8 or float8_e4m3fn and `latent_cells` long: then
+    the rotated values, the last ones, are kept as they are. `slots[T]` and `positions[T]` are int64; a slot of -1 skips
+    the write. `cos_sin[max_pos, rotary_dim]` (float32) as in `rope_write_kv`. Raises `TypeError` or `ValueError`,
     naming the argument, for what does not fit together."""
     dtype = float_type("rows", rows)
     tokens, packed = rows_of("rows", rows)
@@ -49,13 +58,13 @@ def write_latent(
     _, heads, width = q_out.shape
     if packed != (heads + 1) * width:
         raise ValueError(f"rows must have ({heads} + 1) * {width} columns, not {packed}")
-    cache = _layout(layer_cache, rows.dtype, width, block_size)
     check("slots", slots, torch.int64, (tokens,))
     check("positions", positions, torch.int64, (tokens,))
     check("cos_sin", cos_sin, torch.float32, (None, None))
     rotary_dim = cos_sin.shape[1]
     if rotary_dim % 2 or rotary_dim > width:
         raise ValueError(f"cos_sin must have an even number of columns up to {width}, not {rotary_dim}")
+    cache = _layout(layer_cache, rows.dtype, width, width - rotary_dim, block_size)
     if checks.wanted(slots):
         checks.writes(layer_cache, block_size, slots)
         checks.in_range("positions", positions, 0, cos_sin.shape[0], "rows of cos_sin")
@@ -93,11 +102,11 @@ def keep_latent(
     check("q_out", q_out, kept.dtype, (tokens, None, width))
     check_heads("q_out", q_out)
     heads = q_out.shape[1]
-    cache = _layout(layer_cache, kept.dtype, width, block_size)
     check("cos_sin", cos_sin, torch.float32, (None, None))
     rotary_dim = cos_sin.shape[1]
     if rotary_dim % 2 or rotary_dim >= width:
         raise ValueError(f"cos_sin must have an even number of columns below {width}, not {rotary_dim}")
+    cache = _layout(layer_cache, kept.dtype, width, width - rotary_dim, block_size)
     check("q", q, kept.dtype, (tokens, heads, rotary_dim))
     check("norm.weight", norm.weight, kept.dtype, (width - rotary_dim,))
     check("slots", slots, torch.int64, (tokens,))
@@ -141,7 +150,7 @@ def latent_attention(
     values = out.shape[2]
     if not 0 < values <= width:
         raise ValueError(f"out must have 1 to {width} values a head, not {values}")
-    cache = _layout(layer_cache, q.dtype, width, block_size)
+    cache = _layout(layer_cache, q.dtype, width, values, block_size)
     check("context_lens", context_lens, torch.int32, (None,))
     sequences = context_lens.shape[0]
     check("block_tables", block_tables, torch.int32, (sequences, None))
@@ -171,9 +180,10 @@ def latent_attention(
     return out
 
 
-def _layout(cache: Tensor, dtype: torch.dtype, width: int, block_size: int) -> tuple[int, ...]:
+def _layout(cache: Tensor, dtype: torch.dtype, width: int, values: int, block_size: int) -> tuple[int, ...]:
     """A cache as the module takes it: values lie no distance behind keys."""
     check_block_size(block_size, cache.device)
     check_latent(width)
-    check("layer_cache", cache, dtype, (None, 1, 1, block_size * width))
-    return cache.data_ptr(), 0, cache.stride(0), 0, cache.stride(2), block_size
+    kind = cache.dtype if cache.dtype in CELLS else dtype
+    check("layer_cache", cache, kind, (None, 1, 1, latent_cells(width, values, block_size, dtype, kind)))
+    return cache.data_ptr(), CELLS.get(kind, 0), cache.stride(0), 0, cache.stride(2), block_size

@@ -7,15 +7,17 @@ from torch import Tensor
 
 from octavo_kernels import cuda
 from octavo_kernels.attention.plan import AttentionPlan
+from octavo_kernels.cache.blocks import CELLS
 
 VALUES = 512
 LATENT_WIDTH = 576
 
 
 def takes_wide(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype, width: int, latent: int = 0) -> bool:
-    """True if heads of `width` elements go to the kernels of this module: data and cache of one 16-bit type, keys and
-    values of 512, or keys whose first `latent` elements, 512 of 576, are the values."""
-    fits = (width, latent) in ((VALUES, 0), (LATENT_WIDTH, VALUES)) and dtype == cache_dtype and dtype in cuda.HALF
+    """True if heads of `width` elements go to the kernels of this module: data of a 16-bit type, a cache of the same or
+    in eight bits, keys and values of 512, or keys whose first `latent` elements, 512 of 576, are the values."""
+    fits = (width, latent) in ((VALUES, 0), (LATENT_WIDTH, VALUES)) and dtype in cuda.HALF
+    fits = fits and (dtype == cache_dtype or cache_dtype in CELLS)
     return fits and device.type == "cuda" and cuda.runs_hopper_code(device)
 
 

@@ -73,7 +73,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
     if described is None:
         trial = trial or tried_route(config, form, dtype)
     check_states(device, dtype, config.model_type, described)
-    check_kv_dtype(options.kv_dtype, config.model_type, described)
+    check_kv_dtype(options.kv_dtype, device, dtype, config.model_type, described)
     if options.quantization != "auto":
         form = online_format(options.quantization, form, described, config.model_type, folder)
     if options.deterministic and device.type == "cuda":
@@ -88,7 +88,7 @@ def choose(options: ModelOptions, *, decoders: bool = True) -> Choices:
 
 def has_decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
     """True if octavo's own decoder computes the model on this device: latent attention has kernels on Hopper, and so
-    have experts, in 16 bits, but not beside a dense MLP. Recurrent layers have no other route."""
+    have experts, in 16 bits. Recurrent layers have no other route."""
     family = family_of(config)
     if family is None or device.type == "cpu":
         return family is not None
@@ -97,9 +97,8 @@ def has_decoder(config: ModelConfig, device: torch.device, dtype: torch.dtype) -
     if family.mlps is None or family.recurrent is not None:
         return True
     described = described_by(config, None)
-    mixtures = [] if described is None else described.mixtures
-    if not mixtures or any(mlp.beside for mlp in mixtures):
-        return not mixtures
+    if described is None or not described.mixtures:
+        return True
     return dtype.itemsize == 2 and Feature.EXPERTS in features(device)
 
 

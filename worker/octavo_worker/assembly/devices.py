@@ -8,6 +8,7 @@ from itertools import permutations
 import torch
 
 from octavo_kernels import cuda, ops
+from octavo_kernels.attention.wide import takes_wide
 from octavo_kernels.features import Feature, features
 from octavo_kernels.recurrent import sizes
 from octavo_worker.contract.cache import AttentionShape
@@ -100,12 +101,19 @@ def _check_recurrent(layer: RecurrentLayer) -> None:
         sizes.check_conv(layer.channels, layer.taps)
 
 
-def check_kv_dtype(kv_dtype: str, family: str, described: DecoderConfig | None) -> None:
-    """Raises `UnsupportedModel` for a cache in eight bits of latent rows, whose rotated part would be rounded, too."""
-    if kv_dtype != "auto" and described is not None and described.latent_layers:
-        raise UnsupportedModel(
-            f"{family!r} keeps one latent row of a token, which has no form in eight bits; leave --kv-dtype out."
-        )
+def check_kv_dtype(
+    kv_dtype: str, device: torch.device, dtype: torch.dtype, family: str, described: DecoderConfig | None
+) -> None:
+    """Raises `UnsupportedModel` for a cache in eight bits of latent rows that a GPU has no kernels for."""
+    if kv_dtype == "auto" or device.type == "cpu" or described is None:
+        return
+    for layer in described.latent_layers:
+        if not takes_wide(device, dtype, ops.KV_DTYPES[kv_dtype], layer.width, layer.rank):
+            raise UnsupportedModel(
+                f"{family!r} keeps latent rows of {layer.rank} + {layer.rotated}, which GPUs take in eight bits for "
+                "512 + 64 alone, on Hopper with --dtype bfloat16 or float16; leave --kv-dtype out, or give "
+                "--device cpu."
+            )
 
 
 def check_uniform(device: torch.device, config: ModelConfig, described: DecoderConfig | None) -> None:

@@ -34,7 +34,8 @@ class CacheSpec:
     """Keys and values that a layer keeps of a token: `kv_heads` of each, `key_dim` and `value_dim` elements wide, of
     type `dtype`. A query sees the last `window` tokens; 0: all. There are `heads` of queries; 0: as many as of keys.
     A layer that `shares` keeps nothing of its own: it reads what the layer of that number keeps, an earlier one.
-    Where it keeps a `latent`, there are no values beside keys: they are the first `value_dim` elements of them."""
+    Where it keeps a `latent`, there are no values beside keys: they are the first `value_dim` elements of them. The
+    others are of the type `exact` then, and never in eight bits."""
 
     kv_heads: int
     key_dim: int
@@ -44,6 +45,7 @@ class CacheSpec:
     heads: int = 0
     shares: int | None = None
     latent: bool = False
+    exact: str = ""
 
     @property
     def shape(self) -> AttentionShape:
@@ -58,7 +60,8 @@ class CacheSpec:
     @property
     def token_bytes(self) -> int:
         """Bytes of the keys and values of one token, scales included."""
-        elements = (self.key_dim + (0 if self.latent else self.value_dim)) * ELEMENT_BYTES[self.dtype]
+        behind = self.key_dim - self.value_dim if self.latent else self.key_dim
+        elements = self.value_dim * ELEMENT_BYTES[self.dtype] + behind * ELEMENT_BYTES[self.exact or self.dtype]
         return self.kv_heads * (elements + self.rows * SCALE_BYTES.get(self.dtype, 0))
 
 

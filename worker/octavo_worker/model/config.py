@@ -78,7 +78,7 @@ class LatentLayer:
 
     def kept(self, dtype: str) -> CacheSpec:
         """The cache of a token of the type `dtype`."""
-        return CacheSpec(1, self.width, self.rank, dtype, heads=self.heads, latent=True)
+        return CacheSpec(1, self.width, self.rank, dtype, heads=self.heads, latent=True, exact=dtype)
 
 
 @dataclass(frozen=True, slots=True)

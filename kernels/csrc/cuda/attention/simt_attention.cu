@@ -293,7 +293,8 @@ cudaError_t launch(const AttentionArgs& a, bool decodes, bool extends, cudaStrea
 }  // namespace
 
 cudaError_t simt_attention(const AttentionArgs& a, bool decodes, bool extends, cudaStream_t stream) {
-  if (a.prefix || a.value_dim % 4 != 0 || a.value_dim > 4 * kColumns) return cudaErrorInvalidValue;
+  const bool coded_latent = a.cache.cells != Cells::plain && a.cache.kv_stride == 0;
+  if (a.prefix || coded_latent || a.value_dim % 4 != 0 || a.value_dim > 4 * kColumns) return cudaErrorInvalidValue;
   return with_cells(a.dtype, a.cache.cells, [&](auto tag) {
     using C = decltype(tag);
     if (a.value_dim <= kColumns) return launch<C, 1>(a, decodes, extends, stream);

@@ -41,6 +41,8 @@ struct WideArgs : AttentionOperands {
   float* sums;     // [2 blocks][rows][2]: the score that weights are relative to, in the log2 domain; their sum
 };
 
+// Of caches in eight bits, without the fold.
+cudaError_t wide_attention_cells(const WideArgs&, cudaStream_t);
 cudaError_t plan_wide(const WidePlanArgs&, cudaStream_t);
 // cudaErrorInvalidValue for what it does not take; then nothing is launched.
 cudaError_t wide_attention(const WideArgs&, cudaStream_t);

@@ -70,6 +70,12 @@ __device__ inline float* scales_of(C* cells, int head_dim, int block_size) {
   return reinterpret_cast<float*>(cells + int64_t(block_size) * head_dim);
 }
 
+// The columns of a latent's row that have no codes, behind the scales: [block_size][columns].
+template <class T, class C>
+__device__ inline T* exact_of(C* cells, int coded, int block_size) {
+  return reinterpret_cast<T*>(scales_of(cells, coded, block_size) + block_size);
+}
+
 // Four cells as two pairs of float16: the first and second byte, the third and fourth; or, `by_turns`, the first and
 // third, the second and fourth.
 template <bool by_turns>

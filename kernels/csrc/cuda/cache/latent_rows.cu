@@ -18,7 +18,26 @@ __device__ void rotate(const T* x, int columns, const float* cosine, F&& put) {
   }
 }
 
-template <class T>
+// Codes of a latent, `normed(column)`, and their scale, in a block's cells. What is not finite makes the scale NaN.
+template <class C, class F>
+__device__ void encode(C* cells, int rank, int token, int block_size, F&& normed) {
+  const int lane = threadIdx.x % 32;
+  float most = 0.0f, broken = 0.0f;
+  for (int i = lane; i < rank; i += 32) {
+    const float x = normed(i);
+    most = fmaxf(most, fabsf(x)), broken += x * 0.0f;
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+  broken = warp_sum(broken);
+  const bool none = most < 1e-30f;  // the inverse of a subnormal would be infinite
+  const float factor = none ? 0.0f : C::largest / most;
+  if (lane == 0) scales_of(cells, rank, block_size)[token] = (none ? 0.0f : most / C::largest) + broken;
+  for (int i = lane; i < rank; i += 32)
+    cells[token * rank + cell_place<C>(rank, token, i, false)] = C::encode(normed(i) * factor);
+}
+
+template <class T, class C>
 __global__ void __launch_bounds__(kWarps * 32) latent_kernel(const __grid_constant__ LatentRowsArgs a) {
   wait_for_previous_kernel();
   launch_next_kernel();
@@ -37,26 +56,41 @@ __global__ void __launch_bounds__(kWarps * 32) latent_kernel(const __grid_consta
   if (slot < 0) return;
   const T *kept = static_cast<const T*>(a.kept) + token * a.kept_stride, *weight = static_cast<const T*>(a.norm);
   const int within = int(slot % a.cache.block_size);
-  T* cells = static_cast<T*>(a.cache.data) + slot / a.cache.block_size * a.cache.block_stride + int64_t(within) * width;
-  const auto put = [&](int column, float x) { cells[cell_place<T>(width, within, column, false)] = from_float<T>(x); };
+  C* const cells = static_cast<C*>(a.cache.data) + slot / a.cache.block_size * a.cache.block_stride;
   float squares = 0.0f;
   for (int i = lane; i < a.rank; i += 32) {
     const float x = to_float(kept[i]);
     squares = __fmaf_rn(x, x, squares);
   }
   const float inverse = rsqrtf(warp_sum(squares) / float(a.rank) + a.eps);
-  for (int i = lane; i < a.rank; i += 32) put(i, to_float(kept[i]) * inverse * (a.norm_offset + to_float(weight[i])));
-  rotate(kept + a.rank, a.rotated, cosine, [&](int column, float x) { put(a.rank + column, x); });
+  const auto normed = [&](int i) { return from_float<T>(to_float(kept[i]) * inverse * (a.norm_offset + to_float(weight[i]))); };
+  if constexpr (is_scaled<C>) {
+    encode(cells, a.rank, within, a.cache.block_size, [&](int i) { return to_float(normed(i)); });
+    T* const exact = exact_of<T>(cells, a.rank, a.cache.block_size) + within * a.rotated;
+    rotate(kept + a.rank, a.rotated, cosine, [&](int column, float x) { exact[column] = from_float<T>(x); });
+  } else {
+    T* const row = cells + int64_t(within) * width;
+    const auto put = [&](int column, T x) { row[cell_place<T>(width, within, column, false)] = x; };
+    for (int i = lane; i < a.rank; i += 32) put(i, normed(i));
+    rotate(kept + a.rank, a.rotated, cosine, [&](int column, float x) { put(a.rank + column, from_float<T>(x)); });
+  }
+}
+
+template <class T, class C>
+cudaError_t launch(const LatentRowsArgs& a, cudaStream_t stream) {
+  const int64_t rows = a.tokens * (a.heads + 1);
+  return launch_after(latent_kernel<T, C>, {dim3(unsigned((rows + kWarps - 1) / kWarps)), kWarps * 32}, stream, a);
 }
 
 }  // namespace
 
 cudaError_t latent_rows(const LatentRowsArgs& a, cudaStream_t stream) {
   if (a.tokens == 0) return cudaSuccess;
-  const int64_t rows = a.tokens * (a.heads + 1);
   return with_dtype(a.dtype, [&](auto tag) {
     using T = decltype(tag);
-    return launch_after(latent_kernel<T>, {dim3(unsigned((rows + kWarps - 1) / kWarps)), kWarps * 32}, stream, a);
+    if (a.cache.cells == Cells::i8) return launch<T, i8>(a, stream);
+    if (a.cache.cells == Cells::f8) return launch<T, f8>(a, stream);
+    return launch<T, T>(a, stream);
   });
 }
 

@@ -122,8 +122,8 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Into registers, in the order in which they stand in the code: 16 bytes that are read once a step, a number, a word. Never of
-// what a kernel writes.
+// Into registers, in the order in which they stand in the code: 16 bytes that are read once a step, or again, a number, a word.
+// Never of what a kernel writes.
 __device__ inline uint4 load16_once(const void* global) {
   uint4 v;
   asm volatile(
@@ -134,6 +134,13 @@ __device__ inline uint4 load16_once(const void* global) {
       "}\n"
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
       : "l"(global));
+  return v;
+}
+__device__ inline uint4 load16(const void* global) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global));
   return v;
 }
 __device__ inline float load_float(const float* global) {

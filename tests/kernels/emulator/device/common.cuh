@@ -101,6 +101,12 @@ inline int __dp4a(int a, int b, int sum) {
   for (int i = 0; i < 32; i += 8) sum += int8_t(a >> i) * int8_t(b >> i);
   return sum;
 }
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = uint64_t(high) << 32 | low;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) out |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return out;
+}
 inline __half __hfma(__half a, __half b, __half c) {
   return __double2half(double(__half2float(a)) * __half2float(b) + __half2float(c));
 }
@@ -126,6 +132,8 @@ cudaError_t with_dtype(Dtype dtype, F&& f) {
   if (dtype == Dtype::f32) return f(float{});
   return with_half(dtype, f);
 }
+
+constexpr int swizzle_units(int units, int token, int unit) { return units % 8 ? unit : (unit & ~7) + ((unit ^ token) & 7); }
 
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) { return __bfloat162float(x); }
@@ -261,6 +269,7 @@ inline uint4 load16_once(const void* global) {
   std::memcpy(&v, global, 16);
   return v;
 }
+inline uint4 load16(const void* global) { return load16_once(global); }
 inline void clear16(uint32_t shared) { std::memset(emulator::shared_of(emulator::current->block, shared, 16), 0, 16); }
 inline float load_float(const float* global) { return *global; }
 inline uint32_t load_word(const void* global) {

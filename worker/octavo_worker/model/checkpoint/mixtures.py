@@ -159,8 +159,10 @@ class MixtureReader:
         count, name = mlp.routing.experts, at + self.names.router
         matrix = Matrix([name], [count], self.config.hidden_size, mlp.router_bias)
         correction = self._correction(at, count) if mlp.corrected else None
-        norm, factors = self._scaled_norm(at, count) if mlp.beside else (None, None)
-        return Router(self._in_float32(matrix), mlp.routing, correction, self._counters(mlp), norm, factors)
+        logits = self._in_float32(matrix)
+        norm, factors = self._scaled_norm(at, count) if mlp.beside else (None, None)  # waits for the product, too
+        router = Router(logits, mlp.routing, correction, self._counters(mlp), norm, factors)
+        return router if router.counters is None else router.folded(self.reader.dtype)
 
     def _scaled_norm(self, at: str, count: int) -> tuple[RmsNorm, Tensor]:
         """The norm of the router's rows, whose weight has the scale of its columns and the factor of all in it, and the

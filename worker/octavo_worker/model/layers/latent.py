@@ -83,7 +83,7 @@ class LatentAttention:
         self.cache, self.block_size = cache, block_size
         self.cos_sin, self.temperature = tables.cos_sin[self.layer.rope], tables.temperature
         if self.expanding is not None:
-            self.to_latent, self.to_values = self._absorbed(self.expanding, cache.dtype)
+            self.to_latent, self.to_values = self._absorbed(self.expanding, self.norm.operand.weight.dtype)
             self.expanding = None
 
     def _absorbed(self, expanding: Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ SHARED_GATE_UP, SHARED_DOWN, SHARED_GATE = "shared: gate, up", "shared: down", "
 class Router:
     """The choice among experts: `logits` is a product in float32 with `correction[experts]` beside it. Rounded to 16
     bits, every thirteenth row would choose others. `counters` are those of `ops.route_rows`, on a GPU. It may have a
-    `norm` of its rows, in float32, and `factors[experts]` of the weights."""
+    `norm` of its rows, on a CPU in float32, on a GPU without weights, and `factors[experts]` of the weights."""
 
     logits: Dense
     routing: Routing
@@ -35,25 +35,41 @@ class Router:
     norm: RmsNorm | None = None
     factors: Tensor | None = None
 
+    def folded(self, dtype: torch.dtype) -> Router:
+        """The same choice, of rows of `dtype` on a GPU, whose kernel takes a norm of that type: its weights go into the
+        product."""
+        if self.norm is None:
+            return self
+        norm = self.norm.operand
+        ones = torch.ones_like(norm.weight, dtype=dtype)
+        logits = replace(self.logits, weight=self.logits.weight * norm.weight)
+        return replace(self, logits=logits, norm=RmsNorm(ones, norm.eps, 0.0))
+
     def choose(self, rows: Tensor) -> Assignments:
         rows = rows.float()
         rows = rows if self.norm is None else self.norm.apply(rows, torch.empty_like(rows))
         taken = ops.route(self.logits.apply(Input(rows)), self.routing, self.correction)
+        return self._with_factors(taken)
+
+    def _with_factors(self, taken: Assignments) -> Assignments:
         if self.factors is None:
             return taken
         chosen = torch.bucketize(taken.places, taken.starts, right=True) - 1  # experts without rows begin there, too
         return taken._replace(weights=taken.weights * self.factors[chosen])
 
     def route(self, x: Input, gate: Dense | None) -> Routed:
-        """On a GPU: norm, product and choice, and the factors of a shared expert's gate, in one go."""
+        """On a GPU: norm, product and choice, and the factors of a shared expert's gate, in one go. Rows are those of
+        the router's own norm, where it has one; `x` is not to be normed then."""
         assert self.counters is not None
-        return ops.route_rows(
+        routed = ops.route_rows(
             RouterProduct(
                 x.rows, self.logits.weight, self.routing, self.counters, bias=self.logits.bias,
-                correction=self.correction, gate=None if gate is None else gate.weight, norm=x.norm, normed=x.normed,
-                slots=x.slots, uniform=self.logits.products.uniform,
+                correction=self.correction, gate=None if gate is None else gate.weight,
+                norm=x.norm if self.norm is None else self.norm.operand, normed=x.normed, slots=x.slots,
+                uniform=self.logits.products.uniform,
             )
         )  # fmt: skip
+        return routed._replace(taken=self._with_factors(routed.taken))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +193,14 @@ class Mixture(Linear):
         return parts
 
     def _apply_on_gpu(self, x: Input, out: Tensor, residual: Tensor | None) -> Tensor:
-        """Three launches of a few rows, five of more."""
+        """Three launches of a few rows, five of more; a norm of the experts' own and factors are more."""
         if not len(x.rows):
             return out
         routed = self.router.route(x, None if self.shared is None else self.shared.gate)
         shared = None if self.shared is None else self._shared_output(routed.rows)
         taken = routed.taken if self.owned is None else assigned_to(self.owned, routed.taken)
-        inner = self.gate.experts_up(routed.rows, self.up.experts(), taken)
+        rows = routed.rows if self.norm is None else self.norm.apply(x.rows, torch.empty_like(x.rows))
+        inner = self.gate.experts_up(rows, self.up.experts(), taken)
         return ops.experts_down(
             inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual
         )
