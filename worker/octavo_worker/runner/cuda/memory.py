@@ -39,8 +39,7 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int:
     """Logits of a full batch in the model's dtype and in float32, and what experts, latent attention and norms over
     ranks make of its rows, and the chunks of prompts, both in a graph and outside of one; what recurrent layers make;
-    partial results of
-    attention; block tables; the copies of host blocks; and a constant for the rest."""
+    partial results of attention; block tables; the copies of host blocks; and a constant for the rest."""
     logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
     cached = KV_DTYPES.get(options.kv_dtype)
     partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len, cached) for m in (model, *others))
