@@ -52,7 +52,7 @@ BUDGETS = {
     "octavo_worker.engine": 7390,
     "octavo_worker.memory": 1000,
     "octavo_worker.runner": 3680,
-    "octavo_worker.model": 9840,
+    "octavo_worker.model": 9850,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1680,
     "octavo_kernels": 5230,

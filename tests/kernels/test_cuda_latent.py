@@ -88,7 +88,7 @@ def test_values_are_the_first_of_the_keys(heads: int, width: int, values: int, d
 @pytest.mark.parametrize("cells", CELLS, ids=str)
 @pytest.mark.parametrize("rank", [512, 24])
 def test_what_is_kept_in_eight_bits_is_what_the_cpu_keeps(rank: int, cells: torch.dtype, dtype: torch.dtype) -> None:
-    """But for one code in a hundred, at most, which lies on an edge: norms differ in their last place."""
+    """Codes are equal but for one in a hundred, at most, on an edge: norms differ in their last place."""
     generator = torch.Generator().manual_seed(rank)
     width, tokens = rank + ROTARY, 40
     kept, cos_sin = (

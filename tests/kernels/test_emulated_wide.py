@@ -46,7 +46,7 @@ def test_rows_are_those_of_the_reference(emulated: EmulatedWide, kind: str, dtyp
 
 @pytest.mark.parametrize("kind", ["20 heads of a latent", "4 heads a KV head"])
 def test_caches_in_eight_bits(emulated: EmulatedWide, kind: str) -> None:
-    """Of both types, with data of both types, in blocks of two sizes; what is read is what the reference rounds to."""
+    """Cells and data are of both types, blocks of two sizes; what is read is what the reference rounds to."""
     heads, kv_heads, latent = KINDS[kind]
     for cells, dtype, block_size in ((torch.int8, torch.bfloat16, 16), (torch.float8_e4m3fn, torch.float16, 128)):
         options = {"latent": latent, "dtype": dtype, "block_size": block_size, "cells": cells}

@@ -132,7 +132,7 @@ def test_latents_in_eight_bits_are_read_as_they_were_rounded(level: str, cells: 
 
 @pytest.mark.parametrize("cells", CELLS, ids=str)
 def test_rotated_keys_are_kept_as_they_are_beside_codes(cells: torch.dtype) -> None:
-    """They are a thousand times as large as the latent, which would lose all of its places to a common scale."""
+    """Keys are a thousand times as large as the latent, which would lose all of its places to a common scale."""
     generator = torch.Generator().manual_seed(1)
     row = torch.randn(1, 2 * 24, generator=generator).to(torch.bfloat16)
     row[:, 40:] *= 1000

@@ -58,7 +58,7 @@ inline float* scales_of(C* cells, int head_dim, int block_size) {
   return reinterpret_cast<float*>(cells + int64_t(head_dim) * block_size);
 }
 
-// What a latent's row keeps as it is, behind the scales: [columns][block_size] of the data's type.
+// The columns of a latent's row that have no codes, behind the scales: [columns][block_size] of the data's type.
 template <class T, class C>
 inline T* exact_of(C* cells, int head_dim, int block_size) {
   return reinterpret_cast<T*>(scales_of(cells, head_dim, block_size) + block_size);

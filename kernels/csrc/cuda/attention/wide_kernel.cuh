@@ -227,7 +227,7 @@ struct CellLoader {
     *reinterpret_cast<uint4*>(place + ((unit + 1 ^ row) & 7) * 16) = last;
   }
 
-  // What lies behind the codes: scales, and of latents the rotated columns.
+  // Scales, and the rotated columns of latents, which lie behind the codes.
   __device__ void bring_rest(const Tile& tile, int at) const {
     const int thread = int(threadIdx.x) - 32, bs = a.cache.block_size;
     if (warp < kWideKeys / 32) {
