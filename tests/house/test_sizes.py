@@ -52,7 +52,7 @@ BUDGETS = {
     "octavo_worker.engine": 7350,
     "octavo_worker.memory": 1000,
     "octavo_worker.runner": 3580,
-    "octavo_worker.model": 9750,
+    "octavo_worker.model": 9810,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1680,
     "octavo_kernels": 5070,

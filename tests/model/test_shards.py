@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread, current_thread
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from rank_threads import logits_alone, logits_on_ranks, ranks_of
@@ -17,6 +18,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     Olmo2Config,
     OPTConfig,
     Phi3Config,
@@ -128,6 +130,7 @@ DUMMIES: dict[str, tuple[PreTrainedConfig, int, dict[str, Any]]] = {
 CHECKPOINTS: dict[str, PreTrainedConfig] = {
     "biases": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
     "stacked": Phi3Config(**SMALL),
+    "norms of all heads": Olmo2Config(**SMALL),
     "turned, stacked, biases": GPT2Config(vocab_size=211, n_embd=64, n_layer=2, n_head=4, n_positions=256),
     "no gate": OPTConfig(
         vocab_size=211, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4,
@@ -187,6 +190,24 @@ def test_dummy_weights_of_a_quantised_config(form: str, ranks: int, tmp_path: Pa
         assert (found - alone).abs().max() < CLOSE * alone.square().mean().sqrt()
 
 
+def test_minimax_m2_in_blocks_of_fp8(tmp_path: Path) -> None:
+    """Parts of experts are whole blocks on two ranks, and would not be on four, where each has two experts instead."""
+    config = MiniMaxM2Config(
+        **{**SMALL, "hidden_size": 256, "intermediate_size": 256}, head_dim=64, num_local_experts=8,
+        num_experts_per_tok=2, rope_parameters={"rope_theta": 900.0, "partial_rotary_factor": 0.5},
+    )  # fmt: skip
+    folder = saved(tmp_path, config)
+    stated = json.loads((folder / "config.json").read_text()) | {"quantization_config": STATED["fp8blocks"]}
+    (folder / "config.json").write_text(json.dumps(stated))
+    asked = options(folder, load_format="dummy")
+    alone = logits_alone(asked, steps(211))
+    with pytest.raises(UnsupportedModel, match=r"would cut at column 64 of 256; give fewer .*--experts whole"):
+        logits_on_ranks(asked, 4, steps(211))
+    for ranks, experts in ((2, "auto"), (4, "whole")):
+        for found in logits_on_ranks(msgspec.structs.replace(asked, experts=experts), ranks, steps(211)):
+            assert (found - alone).abs().max() < CLOSE * alone.square().mean().sqrt()
+
+
 @pytest.mark.parametrize(
     ("config", "ranks", "sentence"),
     [
@@ -201,7 +222,6 @@ def test_dummy_weights_of_a_quantised_config(form: str, ranks: int, tmp_path: Pa
             8,
             "a vocabulary of 60 tokens cannot be",
         ),
-        (Olmo2Config(**SMALL), 2, "a norm over all heads of queries and of keys together, as in OLMo 2"),
         (PhiConfig(**SMALL), 2, "--tensor-parallel covers the models of octavo's own decoder, not 'phi'"),
         (GPTNeoXConfig(hidden_size=64, num_attention_heads=4, intermediate_size=80), 2, "decoder, not 'gpt_neox'"),
     ],

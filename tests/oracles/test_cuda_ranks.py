@@ -31,7 +31,9 @@ from .test_sliding import prompt
 
 pytestmark = TWO_GPUS
 
-FAMILIES = ["llama", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "opt", "gpt2"]
+FAMILIES = [
+    "llama", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "granite", "opt", "gpt2", "olmo2",
+]  # fmt: skip
 CLOSE = 2e-4  # in float32, of log-probabilities
 
 

@@ -31,17 +31,7 @@ from .test_preemption import MixedPolicy
 from .tiny import CONTEXT
 from .zoo import OWN, VOCAB
 
-REFUSED = {
-    "olmo_hybrid",
-    "olmo_hybrid-rotated",
-    "olmo2",
-    "olmo3",
-    "olmoe",
-    "olmoe-normalised",
-    "flex_olmo",
-    "minimax_m2",
-}  # one norm for all heads
-FAMILIES = sorted(set(OWN) - REFUSED)
+FAMILIES = sorted(OWN)
 CLOSE = 2e-5
 CLOSE_MIXED = 5e-5  # a router magnifies what ranks round otherwise
 END = list(range(0, VOCAB, 9))

@@ -20,6 +20,7 @@ from octavo_worker.model.config import (
     MixtureMlp,
 )
 from octavo_worker.model.errors import UnsupportedModel
+from octavo_worker.model.layers.whole_norm import HeldColumns
 from octavo_worker.model.recurrent.layers import ConvLayer, DeltaLayer, RecurrentLayer, Segment, SsmLayer
 from octavo_worker.ranks.rank import Rank, vocabulary_of
 
@@ -144,6 +145,12 @@ class Shards:
         """Query heads."""
         return self._heads
 
+    def held_columns(self) -> list[HeldColumns]:
+        """Columns of this rank's heads in whole rows of queries, and in those of keys."""
+        c = self.whole
+        q, kv = _scaled(self._heads, c.head_dim), _scaled(self._kv_heads, c.head_dim)
+        return [HeldColumns(q), HeldColumns(kv, max(1, self.rank.count // c.num_kv_heads))]
+
     def head(self) -> Held:
         return Held([[self.vocabulary]], range(self.whole.hidden_size))
 
@@ -176,11 +183,6 @@ def check_divisible(config: DecoderConfig, ranks: int, experts: ExpertsOfRanks =
     if problems:
         raise UnsupportedModel(
             f"{' and '.join(problems)} cannot be shared out among {ranks} ranks; give another --tensor-parallel."
-        )
-    if config.qk_norm == "whole":
-        raise UnsupportedModel(
-            "a norm over all heads of queries and of keys together, as in OLMo 2, is not computed across ranks; leave "
-            "--tensor-parallel out."
         )
 
 

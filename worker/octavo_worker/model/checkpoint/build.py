@@ -39,6 +39,7 @@ from octavo_worker.model.layers.recurrent.branches import BranchMixer
 from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
 from octavo_worker.model.layers.sole import Absent, SoleMixer, SoleMlp
 from octavo_worker.model.layers.summed import Summed
+from octavo_worker.model.layers.whole_norm import WholeNorms
 from octavo_worker.model.recurrent.layers import RecurrentLayer
 from octavo_worker.model.shards import Shards
 from octavo_worker.ranks.group import Group
@@ -186,8 +187,15 @@ class _Builder:
         gate = None
         if c.output_gate is not None and gate_matrix is not None:
             gate = AttentionGate(self.form.linear(gate_matrix, self.reader), c.output_gate.activation)
-        weights = HeadWeights(norms, even, self._sinks(at + names.sinks, c, shards) if c.sinks else None, gate)
+        whole = self._whole_norms(norms, c, shards) if c.qk_norm == "whole" else None
+        weights = HeadWeights(norms, whole, even, self._sinks(at + names.sinks, c, shards) if c.sinks else None, gate)
         return Attention(c if shards is None else shards.config, layer, qkv, out, weights)
+
+    def _whole_norms(self, weights: list[Tensor], c: DecoderConfig, shards: Shards | None) -> WholeNorms:
+        norms = [RmsNorm(weight, c.norm_eps, c.norm_offset) for weight in weights]
+        if self.split is None or shards is None:
+            return WholeNorms(norms)
+        return WholeNorms(norms, self.split.group, shards.held_columns()[: len(norms)])
 
     @staticmethod
     def _gate_matrix(name: str, c: DecoderConfig, shards: Shards | None) -> Matrix:

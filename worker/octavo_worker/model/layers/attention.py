@@ -18,6 +18,7 @@ from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
 from octavo_worker.model.layers.output_gate import AttentionGate
 from octavo_worker.model.layers.tables import Tables
+from octavo_worker.model.layers.whole_norm import WholeNorms
 from octavo_worker.model.transfer import dtype_name
 
 
@@ -40,10 +41,11 @@ class Reading(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """Weights that attention has beside its two products: of the norms of queries and of keys, a norm of values, a
-    score for each head that no token has, and a gate of its output."""
+    """Weights that attention has beside its two products: of the norms of queries' and of keys' heads, norms of all
+    heads together, a norm of values, a score for each head that no token has, and a gate of its output."""
 
     norms: Sequence[Tensor] = ()
+    whole: WholeNorms | None = None
     values: RmsNorm | None = None
     sinks: Tensor | None = None
     gate: AttentionGate | None = None
@@ -63,9 +65,7 @@ class Attention:
         self.qkv, self.out, self.sinks, self.gate = qkv, out, weights.sinks, weights.gate
         q_norm, k_norm, self.rotated_weight = _head_norms(config, weights.norms)
         self.norms = HeadNorms(q_norm=q_norm, k_norm=k_norm, eps=config.norm_eps, norm_offset=config.norm_offset)
-        whole = weights.norms if config.qk_norm == "whole" else ()  # over all heads together, as in OLMo 2
-        self.whole_norms = [RmsNorm(weight, config.norm_eps, config.norm_offset) for weight in whole]
-        self.value_norm = weights.values
+        self.whole_norms, self.value_norm = weights.whole, weights.values
         self.columns = config.q_size + layer.projected * config.kv_size  # of its product
         self.cache = torch.empty(0)
         self.cos_sin: Tensor | None = None
@@ -132,9 +132,8 @@ class Attention:
         c = self.config
         if c.qkv_clip is not None:
             qkv.clamp_(-c.qkv_clip, c.qkv_clip)
-        if self.whole_norms:
-            for part, norm in zip(qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1), self.whole_norms, strict=False):
-                norm.apply(part, part)
+        if self.whole_norms is not None:
+            self.whole_norms.apply(qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1))
         if self.temperature is not None:  # a rotation is linear: before it is as good as after it
             qkv[:, : c.q_size].mul_(self.temperature[batch.positions])
         if self.value_norm is not None and self.layer.projected:

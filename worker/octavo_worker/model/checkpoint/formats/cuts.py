@@ -12,7 +12,7 @@ from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.checkpoint.source import Cut
 from octavo_worker.model.errors import UnsupportedModel
 
-FEWER = "give fewer ranks (--tensor-parallel), or another checkpoint."
+FEWER = "give fewer ranks (--tensor-parallel), --experts whole for those of a mixture, or another checkpoint."
 
 
 def cut_weight(name: str, weight: QuantisedWeight, cut: Cut | None) -> QuantisedWeight:
