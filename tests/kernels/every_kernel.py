@@ -9,34 +9,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from itertools import cycle, product
 
 import torch
-from coded_weights import FORMS, random_weight
+from coded_alone import coded, coded_wide
 from exchange_alone import exchange
 from experts_alone import coded_experts, experts
 from recurrent_alone import recurrent
 from step_words import step_message
 from torch import Tensor
+from w8a8_alone import w8a8_products
+from wide_alone import wide_heads
 
 from octavo_kernels import cuda, ops, step
 from octavo_kernels.attention.plan import AttentionPlan
 from octavo_kernels.cache import pools
 from octavo_kernels.exchange.ranks import best_part, draw_part
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.products import choice, coded_choice, coded_cuda, dense_cuda, w8a8
-from octavo_kernels.products.coded_choice import WIDE_CLUSTERS, WIDE_TILES, CodedKernel, CodedLaunch
+from octavo_kernels.products import dense_cuda
 from octavo_kernels.products.product import Product
-from octavo_kernels.products.weights import DTYPES, Activations, Codes, QuantisedWeight, Scheme
 from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 
 BF16, F16, F32, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int32, torch.int64
 BLOCK = 16
-W8A8 = (  # group 0: all of the depth
-    Scheme(Codes.INT8, 0, Activations.INT8),
-    Scheme(Codes.FP8, 0, Activations.FP8),
-    Scheme(Codes.FP8, 128, Activations.FP8, 128),
-)
 HOST = {"chunk_count", "only_prompts", "few_queries", "part_queries", "split_queries"}  # which launch nothing
 
 
@@ -268,61 +262,6 @@ def wide() -> None:
         dense_cuda.launch_linear(Product(x, weight, bias, residual=data(rows, columns)), empty(rows, columns))
 
 
-def w8a8_products() -> None:
-    """Products of codes of eight bits: in every kernel and tile, with a gate and without one."""
-    hopper = cuda.runs_hopper_code(torch.device("cuda"))
-    kinds = [choice.W8A8Launch(choice.W8A8Kernel.PLAIN)]
-    if cuda.chip(torch.device("cuda", 0)).major >= choice.OLDEST:
-        kinds.append(choice.W8A8Launch(choice.W8A8Kernel.ROW))
-    for consumers, tokens in choice.W8A8_TILES if hopper else ():
-        kinds.append(choice.W8A8Launch(choice.W8A8Kernel.WIDE, consumers, tokens, 64 * consumers - 16))
-    chosen = choice.choose_w8a8
-    for kind in kinds:
-        choice.choose_w8a8 = lambda *_, kind=kind: kind
-        rows = 1 if kind.kernel is choice.W8A8Kernel.ROW else min(kind.tokens or 300, 150)
-        for scheme in W8A8:
-            for columns, depth in ((272, 656), (16, 16)):
-                group = scheme.group or depth
-                stored = torch.randint(-60, 60, (columns, depth), dtype=torch.int8).view(DTYPES[scheme.codes])
-                scales = data(-(-depth // group), columns, dtype=F32)
-                weight = ops.pack(QuantisedWeight(scheme._replace(group=group), stored.cuda(), scales))
-                x, bias, norm = data(rows, depth), data(columns), RmsNorm(data(depth))
-                everything = Product(x, weight, bias, residual=data(rows, columns), norm=norm)
-                assert w8a8.launch(everything, empty(rows, columns))
-                assert w8a8.launch(Product(x, weight), empty(rows, columns // 2), 0)
-    choice.choose_w8a8 = chosen
-
-
-def coded() -> None:
-    """Weights of codes: every form that has kernels of its own, few rows, tiles of every size, whole matrices."""
-    for kind, group in FORMS:
-        for zeros in {False, kind in (Codes.INT4, Codes.INT8)}:
-            weight = coded_cuda.pack(random_weight(kind, group, 96, 1320, zeros=zeros, device="cuda"))
-            coded_cuda.dequantise(weight, BF16)
-            for rows in (1, 3, 9, 20, 50, 130):
-                x, bias, residual = data(rows, 1320), data(96), data(rows, 96)
-                launches = [(residual, None)] if rows > 1 else [(residual, None), (None, RmsNorm(data(1320)))]
-                for more, norm in launches:
-                    coded_cuda.launch(Product(x, weight, bias, residual=more, norm=norm), empty(rows, 96))
-                coded_cuda.launch(Product(x, weight), empty(rows, 48), 0)
-                if cuda.runs_hopper_code(x.device):
-                    coded_cuda.launch(Product(x, weight, uniform=True), empty(rows, 96))
-
-
-def coded_wide() -> None:
-    """The same in wide tiles, each with another form: several for a block, or with a depth that pairs share."""
-    launches = [CodedLaunch(CodedKernel.WIDE, t, c, n) for (n, t), c in product(WIDE_TILES, WIDE_CLUSTERS)]
-    chosen = coded_choice.choose_coded
-    for (kind, group), launch in zip(cycle(FORMS), launches if cuda.runs_hopper_code(torch.device("cuda")) else ()):
-        coded_choice.choose_coded = lambda *_, launch=launch: launch
-        weight = coded_cuda.pack(random_weight(kind, group, 416, 456, kind is Codes.INT4, device="cuda"))
-        for rows in (33, launch.tokens + 20):
-            x, residual = data(rows, 456), data(rows, 416)
-            assert coded_cuda.launch(Product(x, weight, data(416), residual=residual), residual)
-            assert coded_cuda.launch(Product(x, weight), empty(rows, 208), 0)
-    coded_choice.choose_coded = chosen
-
-
 def sample() -> None:
     rows = 6
     samples = ops.pack_samples(
@@ -368,6 +307,7 @@ PIECES: dict[str, Callable[[], None]] = {
         coded,
         coded_wide,
         w8a8_products,
+        wide_heads,
         experts,
         coded_experts,
         recurrent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import torch
@@ -21,13 +22,14 @@ def data(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(*shape).to(dtype).cuda()
 
 
-def experts() -> None:
-    """Shared experts, padding and biases; rows of one expert, of several tiles, and of more than one list's word."""
+def experts(counts: Sequence[int] = (1, 3, 40, 64, 65, 300, 1100)) -> None:
+    """Shared experts, padding and biases; rows of one expert, of several tiles, and of more than one list's word. With
+    a gate and without one."""
     zeros = torch.zeros(gpu.COUNTERS, dtype=torch.int32).cuda()
     routing = ops.Routing(EXPERTS, 3, normalised=True)
     up, down = data(EXPERTS * 2 * WIDTH, HIDDEN), data(EXPERTS * HIDDEN, WIDTH)
     router, gate = data(EXPERTS, HIDDEN, dtype=torch.float32), data(1, HIDDEN, dtype=torch.float32)
-    for rows in (1, 3, 40, 64, 65, 300, 1100):
+    for rows in counts:
         slots = torch.tensor([-(i % 5 == 4) for i in range(rows)], dtype=torch.int64).cuda()
         for uniform in (False, True):
             found = ops.route_rows(
@@ -36,19 +38,21 @@ def experts() -> None:
                     uniform=uniform,
                 )
             )  # fmt: skip
-            inner = ops.experts_up(found.rows, ops.Experts(up, data(len(up)), uniform), found.taken, "silu")
+            first = ops.Experts(up, data(len(up)), uniform)
+            inner = ops.experts_up(found.rows, first, found.taken, "silu")
+            ops.experts_up(found.rows, first, found.taken, "relu2")
             ops.experts_down(
                 inner, ops.Experts(down, None, uniform), found.taken, shared=data(rows, HIDDEN), gates=found.gates,
                 residual=data(rows, HIDDEN),
             )  # fmt: skip
 
 
-def coded_experts() -> None:
+def coded_experts(forms: Sequence[tuple[Codes, int]] = FORMS, counts: Sequence[int] = (1, 3, 40, 400)) -> None:
     """Every form of codes, with zero points where there are any."""
     zeros = torch.zeros(gpu.COUNTERS, dtype=torch.int32).cuda()
     routing, experts = ops.Routing(8, 2, normalised=True), 8
     router = data(experts, 272, dtype=torch.float32)
-    for (kind, group), rows in product(FORMS, (1, 3, 40, 400)):
+    for (kind, group), rows in product(forms, counts):
         asymmetric = kind in (Codes.INT4, Codes.INT8)
         up, down = (
             ops.pack(random_weight(kind, group, experts * columns, depth, zeros=asymmetric, device="cuda"))
@@ -57,5 +61,7 @@ def coded_experts() -> None:
         assert isinstance(up, CodedWeight)
         assert isinstance(down, CodedWeight)
         found = ops.route_rows(ops.RouterProduct(data(rows, 272), router, routing, zeros))
-        inner = ops.experts_up(found.rows, ops.Experts(up, data(up.columns)), found.taken, "silu")
+        first = ops.Experts(up, data(up.columns))
+        inner = ops.experts_up(found.rows, first, found.taken, "silu")
+        ops.experts_up(found.rows, first, found.taken, "relu2")
         ops.experts_down(inner, ops.Experts(down, data(down.columns)), found.taken, residual=data(rows, 272))

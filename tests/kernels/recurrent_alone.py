@@ -34,7 +34,7 @@ def recurrent() -> None:
     if not cuda.runs_hopper_code(torch.device("cuda")):
         return
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for cut in range(5):
+        for cut in range(6):
             delta_steps(2, 4, dtype, cut)
         for norm in (512, 128):
             ssm_steps(2, 8, dtype, norm)
