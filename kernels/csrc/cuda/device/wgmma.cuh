@@ -59,9 +59,11 @@ __device__ inline void products_wait(Sum (&results)[N]) {
 #define OCTAVO_FLOATS_24(kind, d, i) OCTAVO_FLOATS_16(kind, d, i), OCTAVO_FLOATS_8(kind, d, i + 16)
 #define OCTAVO_FLOATS_32(kind, d, i) OCTAVO_FLOATS_16(kind, d, i), OCTAVO_FLOATS_16(kind, d, i + 16)
 #define OCTAVO_FLOATS_48(kind, d, i) OCTAVO_FLOATS_32(kind, d, i), OCTAVO_FLOATS_16(kind, d, i + 32)
+#define OCTAVO_FLOATS_52(kind, d, i) OCTAVO_FLOATS_48(kind, d, i), OCTAVO_FLOATS_4(kind, d, i + 48)
 #define OCTAVO_FLOATS_64(kind, d, i) OCTAVO_FLOATS_32(kind, d, i), OCTAVO_FLOATS_32(kind, d, i + 32)
 #define OCTAVO_FLOATS_80(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_16(kind, d, i + 64)
 #define OCTAVO_FLOATS_96(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_32(kind, d, i + 64)
+#define OCTAVO_FLOATS_104(kind, d, i) OCTAVO_FLOATS_80(kind, d, i), OCTAVO_FLOATS_24(kind, d, i + 80)
 #define OCTAVO_FLOATS_112(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_48(kind, d, i + 64)
 #define OCTAVO_FLOATS_128(kind, d, i) OCTAVO_FLOATS_64(kind, d, i), OCTAVO_FLOATS_64(kind, d, i + 64)
 #define OCTAVO_NAMES_4 "%0,%1,%2,%3"
@@ -74,14 +76,14 @@ __device__ inline void products_wait(Sum (&results)[N]) {
   OCTAVO_NAMES_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define OCTAVO_NAMES_48                                                                                               \
   OCTAVO_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define OCTAVO_NAMES_52 OCTAVO_NAMES_48 ",%48,%49,%50,%51"
 #define OCTAVO_NAMES_64                                                                                               \
   OCTAVO_NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define OCTAVO_NAMES_80                                                                                               \
   OCTAVO_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define OCTAVO_NAMES_96 OCTAVO_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define OCTAVO_NAMES_112                                                                                              \
-  OCTAVO_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103," \
-  "%104,%105,%106,%107,%108,%109,%110,%111"
+#define OCTAVO_NAMES_104 OCTAVO_NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define OCTAVO_NAMES_112 OCTAVO_NAMES_104 ",%104,%105,%106,%107,%108,%109,%110,%111"
 #define OCTAVO_NAMES_128                                                                                              \
   OCTAVO_NAMES_112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
@@ -176,7 +178,9 @@ OCTAVO_WGMMA_CODES(8, 4, 4, 5)
 OCTAVO_WGMMA_CODES(16, 8, 8, 9)
 OCTAVO_WGMMA_CODES(32, 16, 16, 17)
 OCTAVO_WGMMA_CODES(64, 32, 32, 33)
+OCTAVO_WGMMA_CODES(104, 52, 52, 53)
 OCTAVO_WGMMA_CODES(128, 64, 64, 65)
+OCTAVO_WGMMA_CODES(208, 104, 104, 105)
 OCTAVO_WGMMA_CODES(256, 128, 128, 129)
 
 // d[64][columns] (+)= a[64][16] b[columns][16]^T: a in registers, b in shared memory, rows along the 16.
@@ -208,9 +212,11 @@ OCTAVO_WGMMA_HELD_TYPE(f16, "f16")
 #undef OCTAVO_WGMMA_SUM
 #undef OCTAVO_NAMES_128
 #undef OCTAVO_NAMES_112
+#undef OCTAVO_NAMES_104
 #undef OCTAVO_NAMES_96
 #undef OCTAVO_NAMES_80
 #undef OCTAVO_NAMES_64
+#undef OCTAVO_NAMES_52
 #undef OCTAVO_NAMES_48
 #undef OCTAVO_NAMES_32
 #undef OCTAVO_NAMES_24
@@ -219,9 +225,11 @@ OCTAVO_WGMMA_HELD_TYPE(f16, "f16")
 #undef OCTAVO_NAMES_4
 #undef OCTAVO_FLOATS_128
 #undef OCTAVO_FLOATS_112
+#undef OCTAVO_FLOATS_104
 #undef OCTAVO_FLOATS_96
 #undef OCTAVO_FLOATS_80
 #undef OCTAVO_FLOATS_64
+#undef OCTAVO_FLOATS_52
 #undef OCTAVO_FLOATS_48
 #undef OCTAVO_FLOATS_32
 #undef OCTAVO_FLOATS_24

@@ -36,13 +36,15 @@ struct Shape {
   static constexpr int kTokens = tokens, kConsumers = consumers, kThreads = (consumers + 1) * kWarpgroup;
   static constexpr bool kInBlocks = in_blocks;
   static constexpr bool kWhole = std::is_same_v<Sum, int>;
-  static constexpr int kChain = kWhole || tokens < 128 ? tokens : 128, kChains = tokens / kChain;  // of one instruction's columns
+  // Columns of one instruction.
+  static constexpr int kChain = kWhole || tokens <= 128 ? tokens : tokens / 2, kChains = tokens / kChain;
   static constexpr int kResident = tokens <= 32 ? 2 : 1;
   static constexpr int kMostBytes = (kResident == 2 ? 112 : 226) * 1024;
   // In front of the ring: barriers, each consumer's scales of the tile's rows of x.
   static constexpr int kHead = (kBarriers + (in_blocks ? 0 : consumers * tokens * 4) + 1023) / 1024 * 1024;
   // Scales of a stage: x's, then the weight's.
-  static constexpr int kXScales = tokens < 32 ? 128 : tokens * 4, kScaleBytes = in_blocks ? kXScales + consumers * kWeights * 4 : 0;
+  static constexpr int kXScales = (tokens * 4 + 127) / 128 * 128;
+  static constexpr int kScaleBytes = in_blocks ? kXScales + consumers * kWeights * 4 : 0;
   using Sums = Sum[kChains][kChain / 2];
 };
 
@@ -498,6 +500,7 @@ cudaError_t launch_tile(const W8A8Args& a, const W8A8Launch& tile, const Device&
   if (is(1, 64)) return launch<T, Shape<C, 64, 1, in_blocks>>(a, tile.height, device, stream);
   if (is(1, 128)) return launch<T, Shape<C, 128, 1, in_blocks>>(a, tile.height, device, stream);
   if (is(2, 128)) return launch<T, Shape<C, 128, 2, in_blocks>>(a, tile.height, device, stream);
+  if (is(2, 208)) return launch<T, Shape<C, 208, 2, in_blocks>>(a, tile.height, device, stream);
   if (is(2, 256)) return launch<T, Shape<C, 256, 2, in_blocks>>(a, tile.height, device, stream);
   return cudaErrorInvalidValue;
 }
