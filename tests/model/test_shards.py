@@ -33,12 +33,14 @@ from octavo_worker.assembly.devices import check_ranks
 from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.contract.step import SequenceStep
+from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.checkpoint.formats import Reader
 from octavo_worker.model.checkpoint.formats.cuts import cut_weight
 from octavo_worker.model.checkpoint.source import Cut
 from octavo_worker.model.errors import ModelError, UnsupportedModel
 from octavo_worker.model.families import decoder_config
 from octavo_worker.ranks.rank import vocabulary_of
+from octavo_worker.runner.cuda.memory import gathered_bytes
 
 DATA = Path(__file__).parent / "data" / "quantised"
 FOLDERS = sorted(path.parent for path in DATA.glob("*/config.json"))
@@ -150,6 +152,18 @@ def test_checkpoints_in_floating_point(name: str, ranks: int, tmp_path: Path) ->
     alone = logits_alone(options(tmp_path), steps(211))
     for found in logits_on_ranks(options(tmp_path), ranks, steps(211)):
         assert (found - alone).abs().max() < CLOSE * alone.square().mean().sqrt()
+
+
+def test_norms_of_all_heads_have_room_for_what_ranks_gather(tmp_path: Path) -> None:
+    """Each row: a rank's 32 columns of queries and 8 of keys, those of two ranks, and whole queries, in float32."""
+    asked, found = options(saved(tmp_path, Olmo2Config(**SMALL)), load_format="dummy"), []
+
+    def look(model: CausalModel) -> None:
+        found.append(gathered_bytes(model) / len(model.buffers.hidden))
+
+    logits_on_ranks(asked, 2, steps(211), look)
+    assert found == [(40 + 2 * 40 + 64) * 4] * 2
+    assert gathered_bytes(load_model(asked)[0]) == 0
 
 
 @pytest.mark.parametrize("name", DUMMIES)

@@ -30,6 +30,14 @@ class WholeNorms:
     group: Group | None = None
     held: Sequence[HeldColumns] = ()
 
+    def step_bytes(self, rows: int) -> int:
+        """Bytes of what ranks gather and norm of so many rows."""
+        if self.group is None:
+            return 0
+        weights = [norm.operand.weight for norm in self.norms]
+        gathered = sum(len(held.own) for held in self.held) * (1 + self.group.rank.count)
+        return rows * (gathered + max(map(len, weights))) * weights[0].itemsize
+
     def apply(self, parts: Sequence[Tensor]) -> None:
         """Overwrites queries and keys, `parts[n][T, columns of this rank]`."""
         parts = parts[: len(self.norms)]

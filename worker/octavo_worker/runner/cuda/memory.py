@@ -9,6 +9,7 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError
+from octavo_worker.model.layers.attention import Attention
 from octavo_worker.model.layers.latent import LatentAttention
 from octavo_worker.model.stage import STAGE_BYTES
 from octavo_worker.runner.cuda.plans import AttentionPlans
@@ -34,9 +35,9 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 
 
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int:
-    """Logits of a full batch in the model's dtype and in float32, and what experts and latent attention make of its
-    rows, both in a graph and outside of one; what recurrent layers make; partial results of attention; block tables;
-    the copies of host blocks; and a constant for the rest."""
+    """Logits of a full batch in the model's dtype and in float32, and what experts, latent attention and norms over
+    ranks make of its rows, both in a graph and outside of one; what recurrent layers make; partial results of
+    attention; block tables; the copies of host blocks; and a constant for the rest."""
     logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
     cached = KV_DTYPES.get(options.kv_dtype)
     partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len, cached) for m in (model, *others))
@@ -44,7 +45,7 @@ def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *o
         (options.max_running * (1 + len(others)) + options.most_samples) * -(-max_model_len // options.block_size) * 4
     )
     staged = STAGE_BYTES if options.host_cache_bytes else 0
-    made = 2 * (expert_bytes(model) + latent_bytes(model)) + recurrent_bytes(model)
+    made = 2 * (expert_bytes(model) + latent_bytes(model) + gathered_bytes(model)) + recurrent_bytes(model)
     return logits + made + partial + tables + staged + WORKSPACE
 
 
@@ -54,6 +55,15 @@ def expert_bytes(model: CausalModel) -> int:
         return 0
     rows = len(model.buffers.hidden)
     return max((mixture.step_bytes(rows) for mixture in model.mixtures), default=0)
+
+
+def gathered_bytes(model: CausalModel) -> int:
+    """Bytes of what one layer's norms of all heads gather over ranks, of as many rows as there are buffers for."""
+    if not isinstance(model, Decoder):
+        return 0
+    mixers = [block.attention for block in model.layers.blocks if isinstance(block.attention, Attention)]
+    norms = [mixer.whole_norms for mixer in mixers if mixer.whole_norms is not None]
+    return max((each.step_bytes(len(model.buffers.hidden)) for each in norms), default=0)
 
 
 def recurrent_bytes(model: CausalModel) -> int:
