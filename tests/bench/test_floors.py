@@ -57,6 +57,13 @@ def test_a_shape_has_the_weights_that_a_token_of_the_model_takes(name: str, bill
     assert costs.layers + costs.head == pytest.approx(billions * 1e9, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"), [("lfm2-1.2b", {"block_dim", "conv_dim"}), ("glm-4.7-flash", {"first_k_dense_replace"})]
+)
+def test_a_shape_states_what_a_peer_reads_beside_transformers(name: str, fields: set[str]) -> None:
+    assert fields <= SHAPES[name].keys()
+
+
 def test_a_lone_request_reads_all_weights_for_each_token(llama_8b: Costs) -> None:
     work = [Work(list(range(1000)), 3)]
     contexts = 1001 + 1002

@@ -1,4 +1,4 @@
-"""Public shapes of models with recurrent layers."""
+"""Public shapes of models with recurrent layers, with the fields that vLLM reads beside those of transformers."""
 
 from __future__ import annotations
 
@@ -155,6 +155,8 @@ HYBRID_SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 16,
         "full_attn_idxs": [2, 5, 8, 10, 12, 14],
         "conv_L_cache": 3,
+        "block_dim": 2048,  # the width, as vLLM reads it
+        "conv_dim": 2048,
         "norm_eps": 1e-5,
         "vocab_size": 65_536,
         "max_position_embeddings": 128_000,

@@ -103,6 +103,7 @@ def _glm_flash(layers: int) -> dict[str, Any]:
     return _GLM_FLASH | {
         "num_hidden_layers": layers,
         "mlp_layer_types": ["dense"] + ["sparse"] * (layers - 1),
+        "first_k_dense_replace": 1,  # the same, as vLLM reads it
     }
 
 
