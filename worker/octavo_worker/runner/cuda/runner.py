@@ -126,8 +126,7 @@ class CudaRunner(BaseRunner):
         device, inputs = self.model.device, None
         if self.windows is not None:
             inputs = WindowInputs.allocate(self.max_running, sequences, tokens, blocks, device)
-        states = self.state_layout.slot_bytes > 0
-        return StepInputs.allocate(sequences, tokens, blocks, device, states=states, windows=inputs)
+        return StepInputs.allocate(sequences, tokens, blocks, device, states=self._kinds["states"], windows=inputs)
 
     def _swap_streams(self) -> SwapStreams:
         windows = SwapPool(self.kv_cache[:0], self.host_cache[:0], 0)  # without a second group nothing of it moves
