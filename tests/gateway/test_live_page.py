@@ -15,7 +15,7 @@ from chromium import Page, chromium
 from cli_driver import Cli, Up, start_up
 from waiting import STALL_S, eventually
 
-from octavo import Client
+from octavo import Client, JobRequest, SamplingParams
 from octavo.client.blocking import Job
 
 pytestmark = [pytest.mark.browser, pytest.mark.full]
@@ -72,9 +72,15 @@ def send(page: Page, tokens: int) -> str:
     return str(page.run("fetch('/v1/jobs?limit=1').then(reply => reply.json()).then(({ data }) => data[0].id)"))
 
 
+def crowd(client: Client) -> None:
+    """Jobs beside which none of a worker ends before a slow browser has pressed a button or drawn a takeover."""
+    client.submit_many([JobRequest(model="demo", prompt="x", sampling=SamplingParams(max_tokens=TOKENS))] * 16)
+
+
 def test_a_worker_is_killed_by_its_button_and_the_text_is_the_same(page: Page, service: Up) -> None:
     job_id = send(page, TOKENS)
     with Client(redis_url(service)) as client:
+        crowd(client)
         job = client.job(job_id)
         victim = job.info().worker
         assert victim is not None
@@ -85,6 +91,7 @@ def test_a_worker_is_killed_by_its_button_and_the_text_is_the_same(page: Page, s
         page.wait("document.querySelector('dialog') === null")
         assert job.info().worker == victim, "it was asked once more, and left it"
         page.press("Kill", within="#victim")
+        crowd(client)
         page.press("Kill", within="dialog.ask")
         page.wait("document.querySelector('#stream-state').textContent.includes('completed')")
         info, text = job.info(), page.text("#text")
@@ -94,7 +101,7 @@ def test_a_worker_is_killed_by_its_button_and_the_text_is_the_same(page: Page, s
         assert again.result().text == text, "as if nothing had happened"
         assert page.run("Number(document.querySelector('#place').textContent)") == TOKENS
         assert "takeover" in page.text("ol.moves")
-    eventually(lambda: len(stats(service)["workers"]) >= 2)
+    eventually(lambda: len(stats(service)["workers"]) >= 2 and stats(service)["running"] == 0)
 
 
 COLOURS = """one => {
