@@ -135,6 +135,8 @@ class KVCacheManager:
         if sequence.request.oversized:
             return
         full = min(sequence.computed, sequence.length) // self._block_size
+        if full == sequence.published:
+            return
         self._extend_digests(sequence, full)
         self.blocks.publish(sequence, full, self.step)
         if self.windows is not None:
