@@ -9,9 +9,19 @@ from engine_driver import Driver, make_request, prompt
 from fake_runner import DelayedRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from slab_sizes import shared_memory
 
 from octavo_worker.contract.messages import PinPrefix
-from octavo_worker.engine.kv.block_report import CACHED, FIRST_OWNER, FREE, PINNED, QUARANTINED, SHARED, block_report
+from octavo_worker.engine.kv.block_report import (
+    CACHED,
+    ELSEWHERE,
+    FIRST_OWNER,
+    FREE,
+    PINNED,
+    QUARANTINED,
+    SHARED,
+    block_report,
+)
 from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.memory.cost import PreemptionPolicy
 
@@ -85,6 +95,22 @@ def test_pinned_blocks_are_told_apart_also_those_that_a_request_has():
     driver.step()
     cells, owners, _ = codes_of(driver.scheduler)
     assert {(owner_of(cells[block - 1], owners), cells[block - 1] & PINNED) for block in pins} == {("a", PINNED)}
+
+
+def test_what_the_other_group_has_is_elsewhere() -> None:
+    blocks, memory = shared_memory(20, 20, 8, (3, 1))
+    driver = Driver.create(blocks, 8, runner=memory, token_budget=40)
+    driver.add(make_request("a", prompt(60), max_tokens=9))
+    driver.step()
+    shared = driver.scheduler.kv.shared
+    assert shared is not None
+    cells, _, device = codes_of(driver.scheduler)
+    assert device == blocks - 1
+    windows = cells[device:]
+    assert len(windows) == memory["window_blocks"] - 1
+    here = [pool.total for pool in (shared.blocks, shared.windows)]
+    assert [sum(code != ELSEWHERE for code in part) for part in (cells[:device], windows)] == here
+    assert cells[0] == windows[-1] == ELSEWHERE
 
 
 def test_windows_and_states_have_their_owners_behind_the_blocks() -> None:

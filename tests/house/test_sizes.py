@@ -46,25 +46,25 @@ def test_the_readme_is_a_page_and_not_a_manual():
 BUDGETS = {
     "octavo.cli": 2950,
     "octavo_worker.bench": 2300,
-    "octavo_worker.assembly": 1850,
+    "octavo_worker.assembly": 1860,
     "octavo_gateway": 7560,
     "octavo_worker.agent": 5270,
-    "octavo_worker.engine": 7390,
-    "octavo_worker.memory": 1000,
+    "octavo_worker.engine": 7470,
+    "octavo_worker.memory": 1160,
     "octavo_worker.runner": 3680,
-    "octavo_worker.model": 9850,
+    "octavo_worker.model": 9870,
     "octavo_worker.ranks": 660,
-    "octavo_worker.contract": 1680,
+    "octavo_worker.contract": 1690,
     "octavo_kernels": 5230,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,
     "octavo.queue": 5570,
-    "octavo.terms": 3490,
+    "octavo.terms": 3500,
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 73_300
+MOST_LINES_IN_ALL = 73_640
 
 
 def lines_of(room: str) -> int:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from octavo.terms.workers import CELL_STATES
 from octavo_worker.memory.block_map import CellState, block_map
 from octavo_worker.memory.block_pool import BlockPool
+from octavo_worker.memory.slabs import SharedMemory
 
 
 def example_pool() -> tuple[BlockPool, list[int]]:
@@ -38,6 +39,14 @@ def test_a_cell_of_many_shows_the_most_telling_of_them():
     assert block_map(pool, [blocks[3]], 1).states == "p"
     assert block_map(pool, [], 1).states == "s"
     assert block_map(pool, [], 1).references == [3]
+
+
+def test_blocks_elsewhere_are_blank_where_a_cell_has_no_others():
+    shared = SharedMemory(4, 1, blocks_each=4, windows_each=2)
+    assert block_map(shared.blocks, (), 15).states == "---............"
+    assert block_map(shared.windows, (), 7).states == ".------"
+    assert block_map(shared.blocks, (), 3).states == "..."
+    assert block_map(shared.blocks, (), 5).states == "-...."
 
 
 def test_the_legend_that_clients_know_is_complete():

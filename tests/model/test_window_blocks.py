@@ -12,6 +12,7 @@ import torch
 from octavo_worker.assembly.window_blocks import WindowGroup
 from octavo_worker.contract.cache import CacheSpec, KvLayout, group_window, in_group
 from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.windows import Slabs
 from octavo_worker.runner.cuda import memory
 
 FULL = CacheSpec(2, 16, 16, "float32")
@@ -20,9 +21,18 @@ SIZES = 1000, 400
 """Bytes of a block of each group."""
 
 
-def group(specs: list[CacheSpec | None], *, reads_windows: bool = True, longest: int = 1000, **options: Any) -> Any:
+def group(
+    specs: list[CacheSpec | None],
+    *,
+    reads_windows: bool = True,
+    longest: int = 1000,
+    sizes: tuple[int, int] = SIZES,
+    beside: int = 0,
+    **options: Any,
+) -> Any:
     model: Any = SimpleNamespace(cache=tuple(specs), reads_windows=reads_windows)
-    return WindowGroup.of(ModelOptions(model="any", **{"max_running": 10, **options}), model, longest, 40, SIZES)
+    asked = ModelOptions(model="any", **{"max_running": 10, **options})
+    return WindowGroup.of(asked, model, longest, 40, sizes, beside)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +63,8 @@ def test_each_layer_is_in_one_group() -> None:
 
 
 def test_only_what_falls_out_of_a_window_is_worth_a_group() -> None:
-    assert group([FULL, WINDOWED]) == WindowGroup(*SIZES, least=1 + 3, wanted=1 + 10 * 3 + 5)
+    assert group([FULL, WINDOWED]) == WindowGroup(*SIZES, 1 + 3, 1 + 10 * 3 + 5, 5, is_beside=False)
+    assert group([FULL, WINDOWED], beside=80).full_bytes == SIZES[0] + 80
     assert group([FULL, WINDOWED], longest=48) is None
     assert group([FULL, WINDOWED], longest=49) is not None
     assert group([FULL, WINDOWED], reads_windows=False) is None
@@ -67,6 +78,37 @@ def test_windows_take_half_of_the_memory_and_no_more_than_they_need(
     budget: int, asked: int | None, blocks: int
 ) -> None:
     assert group([FULL, WINDOWED]).blocks(budget, asked) == blocks
+
+
+@pytest.mark.parametrize(
+    ("budget", "slabs"),
+    [
+        (1_999, None),
+        (2_000 * 7, None),
+        (2_000 * 8, (8, 2, 5, 1, 3)),
+        (2_000 * 50, (50, 2, 5, 1, 3)),
+        (1 << 30, (50 + 8, 2, 5, 1, 3)),
+    ],
+)
+def test_groups_share_memory_of_which_one_sequence_has_half(
+    budget: int, slabs: tuple[int, int, int, int, int] | None
+) -> None:
+    """A slab has 5 blocks of windows or 2 others, of which 100 are enough."""
+    assert group([FULL, WINDOWED]).slabs(budget, 100) == (None if slabs is None else Slabs(*slabs))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "beside", "shares"),
+    [
+        ((1000, 1000), 0, True),
+        ((1000, 1000), 8, False),
+        ((1700, 100), 0, False),
+        ((17, 18), 0, False),
+        ((100, 1700), 0, True),
+    ],
+)
+def test_blocks_that_do_not_fill_small_slabs_share_nothing(sizes: tuple[int, int], beside: int, shares: bool) -> None:
+    assert (group([FULL, WINDOWED], sizes=sizes, beside=beside).slabs(1 << 20, 100) is not None) == shares
 
 
 def test_a_gpu_keeps_room_for_both_tables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -132,6 +133,24 @@ def test_preemption_changes_no_bit(
 
 
 @pytest.mark.full(but=2)
+@pytest.mark.parametrize("mode", ["swap", "mixed"])
+@pytest.mark.parametrize("name", NAMES)
+def test_groups_that_share_memory_change_no_bit(
+    name: str, mode: str, load: Callable[..., PagedRunner], one_group: Callable[[str], Answers]
+) -> None:
+    layouts = load(name).layout, load(name).window_layout
+    slab_bytes = math.lcm(*(layout.block_bytes for layout in layouts if layout is not None))
+    runner = load(name, num_blocks=None, kv_cache_bytes=36 * slab_bytes)
+    assert runner.windows is not None
+    assert runner.windows.slabs is not None
+    policy = MixedPolicy() if mode == "mixed" else PreemptionPolicy(mode)
+    pressed = Engine(runner, num_host_blocks=100, policy=policy, reads_host=False).run(all_kinds())
+    assert pressed.stats.preemptions > 0
+    assert pressed.stats.swapped_out > 0
+    assert_same(pressed, one_group(name))
+
+
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sequence_of_which_most_lies_on_the_host(name: str, load: Callable[..., PagedRunner]) -> None:
     asked = [request("a", prompt(150), max_tokens=30, temperature=0.7, logprobs=1)]
@@ -167,11 +186,11 @@ def test_a_draft_that_is_the_target_is_always_right(
 
 
 @pytest.fixture(scope="module")
-def ranked(cpu_pair: Callable[[str], Pair]) -> Iterator[Callable[[str], PagedRunner]]:
+def ranked(cpu_pair: Callable[[str], Pair]) -> Iterator[Callable[..., PagedRunner]]:
     started = []
 
-    def load_ranks(name: str) -> PagedRunner:
-        options = options_of(cpu_pair(name).folder, tensor_parallel=2)
+    def load_ranks(name: str, **more: Any) -> PagedRunner:
+        options = options_of(cpu_pair(name).folder, tensor_parallel=2, **more)
         started.append(ranks := forked_ranks(options))
         runner = load_runner(options, ranks)
         assert isinstance(runner, PagedRunner)
@@ -192,6 +211,18 @@ def test_two_ranks_have_equal_groups(name: str, ranked: Callable[[str], PagedRun
     pressed = Engine(runner, num_blocks=26, windows=tight(runner, beside=8), reads_host=False, policy=policy)
     pressed = pressed.run(all_kinds())  # type: ignore[assignment]
     assert_same(pressed, whole)  # type: ignore[arg-type]
+
+
+@pytest.mark.full
+def test_groups_of_two_ranks_share_memory(
+    ranked: Callable[..., PagedRunner], one_group: Callable[[str], Answers]
+) -> None:
+    runner = ranked("gemma3", num_blocks=None, kv_cache_bytes=1 << 20)
+    assert runner.windows is not None
+    assert runner.windows.slabs is not None
+    policy = PreemptionPolicy("swap")
+    pressed = Engine(runner, num_host_blocks=100, reads_host=False, policy=policy).run(all_kinds())
+    assert pressed.tokens == one_group("gemma3").tokens
 
 
 def test_a_long_answer_keeps_a_window(load: Callable[..., PagedRunner]) -> None:

@@ -3,6 +3,7 @@ bit."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ from octavo_worker.contract.step import StepPlan
 from octavo_worker.contract.windows import BlockMoves
 from octavo_worker.engine.drafts import NgramProposer, Speculation
 from octavo_worker.memory.cost import PreemptionPolicy
-from octavo_worker.model.causal_model import CacheConfig, CausalModel
+from octavo_worker.model.causal_model import CacheConfig, CausalModel, layouts_of
 from octavo_worker.runner.cuda.runner import CudaRunner
 from octavo_worker.runner.cuda.shapes import RaggedShape, StepShapes
 from octavo_worker.runner.paged import PagedRunner
@@ -55,6 +56,23 @@ def test_steps_are_those_of_one_group(
     assert pressed.stats.preemptions > 0
     assert pressed.stats.swapped_out > 0
     assert pressed.stats.drafted_tokens > 0
+    assert_same(pressed, expected)
+
+
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", GEMMA4])
+def test_groups_share_memory(name: str, cpu_pair: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = Engine(PagedRunner(loaded(cpu_pair(name)), CacheConfig(BLOCKS, SIZE), CONTEXT)).run(all_kinds())
+    model = loaded(cpu_pair(name))
+    pretend(monkeypatch)
+    sizes = [layout.block_bytes for layout in layouts_of(model, SIZE)]
+    blocks, windows = (36 * math.lcm(*sizes) // each for each in sizes)
+    cache = CacheConfig(blocks, SIZE, BLOCKS, num_window_blocks=windows, num_host_window_blocks=BLOCKS, num_slabs=36)
+    runner = CudaRunner(model, cache, CONTEXT, 512, max_running=64, drafts=4, most_samples=320, graphs=False)
+    speculation = Speculation(NgramProposer(least=1), FREE, 4)
+    few = {"policy": PreemptionPolicy("swap"), "num_host_blocks": BLOCKS, "reads_host": False}
+    pressed = Engine(runner, speculation=speculation, **few).run(all_kinds())
+    assert pressed.stats.swapped_out > 0
     assert_same(pressed, expected)
 
 

@@ -20,11 +20,22 @@ NONSENSE = (-1, -1)
 class FakeBlocks:
     """`num_blocks` of the device and `num_host_blocks` of the host. A query sees the last `window` tokens (0: all).
     Copies to the host are made as `late` as the contract allows: when a step's result is asked for, or a later step
-    needs them there."""
+    needs them there. Where two groups share memory, `owners` are the group that wrote each slab last; a slab has `each`
+    blocks of this group."""
 
     def __init__(
-        self, num_blocks: int, num_host_blocks: int, block_size: int, window: int, *, reads_host: bool, late: bool
+        self,
+        num_blocks: int,
+        num_host_blocks: int,
+        block_size: int,
+        window: int,
+        *,
+        reads_host: bool,
+        late: bool,
+        owners: dict[int, FakeBlocks] | None = None,
+        each: int = 1,
     ) -> None:
+        self._owners, self._each = owners, each
         self.num_blocks, self.num_host_blocks = num_blocks, num_host_blocks
         self.first_host_block = num_blocks + GAP
         self.block_size, self.window, self.reads_host = block_size, window, reads_host
@@ -76,6 +87,8 @@ class FakeBlocks:
 
     def _copy_block(self, source: int, target: int) -> None:
         size = self.block_size
+        self._check_owner(source)
+        self._become_owner(target)
         self._kv[target * size : (target + 1) * size] = self._kv[source * size : (source + 1) * size]
 
     def spoil(self, moves: BlockMoves, steps: Iterable[tuple[SequenceStep, Sequence[int]]]) -> None:
@@ -83,9 +96,11 @@ class FakeBlocks:
         size = self.block_size
         self._stored.update(host for _, host in moves.swap_out)
         for block in [block for _, block in (*moves.swap_out, *moves.swap_in, *moves.copies)]:
+            self._become_owner(block)
             self._kv[block * size : (block + 1) * size] = [NONSENSE] * size
         for step, table in steps:
             for position in range(step.start, step.start + len(step.tokens)):
+                self._become_owner(table[position // size])
                 self._kv[self._slot(table, position)] = NONSENSE
 
     # Sequences
@@ -103,6 +118,7 @@ class FakeBlocks:
             assert slot < self.num_blocks * self.block_size, "a block of the host is written"
             assert slot not in written, "two sequences write one slot"
             written.add(slot)
+            self._become_owner(slot // self.block_size)
             self._kv[slot] = (position, token)
 
     def history(self, step: SequenceStep, table: Sequence[int]) -> list[int]:
@@ -124,7 +140,24 @@ class FakeBlocks:
 
     def _read(self, table: Sequence[int], position: int) -> tuple[int, int] | None:
         slot = self._slot(table, position)
+        self._check_owner(slot // self.block_size)
         if slot >= self.num_blocks * self.block_size:
             assert self.reads_host, "a block of the host for a runner that does not read it"
             self.cold_reads += 1
         return self._kv[slot]
+
+    # Shared memory
+
+    def _become_owner(self, block: int) -> None:
+        """A block is written: nothing is left of what the other group had in its slab, nor of what this one had there
+        before."""
+        if self._owners is None or block >= self.num_blocks:
+            return
+        slab, cells = block // self._each, self._each * self.block_size
+        if self._owners.get(slab) is not self:
+            self._kv[slab * cells : (slab + 1) * cells] = [None] * cells
+            self._owners[slab] = self
+
+    def _check_owner(self, block: int) -> None:
+        if self._owners is not None and block < self.num_blocks:
+            assert self._owners.get(block // self._each) is self, "a block is read where the other group has written"

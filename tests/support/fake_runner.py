@@ -3,7 +3,7 @@
 It keeps fake blocks with one (position, token) pair a slot (`fake_blocks`). A wrong table, a missed copy-on-write, a
 stale prefix hit or a bad preemption changes the history it reads, hence the tokens, or trips one of its assertions.
 With `window_blocks` it has a second group of them, whose tokens are the end of that history: each token hashes what
-both tables hold. With `state_slots` it keeps states, too (`fake_states`).
+both tables hold. With `slabs` both groups share their memory. With `state_slots` it keeps states, too (`fake_states`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fake_states import FakeStates
 from msgspec.structs import replace
 from plan_values import value_of as value_of
 
+from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.messages import Logprob
 from octavo_worker.contract.step import (
     UNKNOWN,
@@ -37,7 +38,7 @@ from octavo_worker.contract.step import (
     StepResult,
     StepSeconds,
 )
-from octavo_worker.contract.windows import BlockMoves, WindowBlocks
+from octavo_worker.contract.windows import BlockMoves, Slabs, WindowBlocks
 from octavo_worker.engine.scheduling.admission import FEATURES
 
 GAP = 3
@@ -74,6 +75,7 @@ class FakeRunner:
         window_blocks: int = 0,
         host_window_blocks: int = 0,
         layer_window: int = 0,
+        slabs: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -84,7 +86,11 @@ class FakeRunner:
         self.tokens_computed = 0
         self.num_host_blocks = num_host_blocks
         place = {"reads_host": reads_host, "late": self.asynchronous}
-        self.blocks = FakeBlocks(num_blocks, num_host_blocks, block_size, window, **place)
+        parts: list[dict[str, Any]] = [{}, {}]
+        if slabs:
+            owners = dict[int, FakeBlocks]()
+            parts = [{"owners": owners, "each": blocks // slabs} for blocks in (num_blocks, window_blocks)]
+        self.blocks = FakeBlocks(num_blocks, num_host_blocks, block_size, window, **place, **parts[0])
         self.first_host_block = self.blocks.first_host_block
         self.window = window
         self.reads_host = reads_host
@@ -92,9 +98,12 @@ class FakeRunner:
         self.windows: WindowBlocks | None = None
         if window_blocks:
             place["reads_host"] = False
+            place |= parts[1]
             self.window_blocks = FakeBlocks(window_blocks, host_window_blocks, block_size, layer_window, **place)
             host = host_window_blocks, self.window_blocks.first_host_block
-            self.windows = WindowBlocks(window_blocks, layer_window, *host)
+            live = Capacity(1, block_size, window=layer_window).sliding_blocks(1)
+            shared = Slabs.of(slabs, num_blocks, window_blocks, live, live + 6) if slabs else None
+            self.windows = WindowBlocks(window_blocks, layer_window, *host, shared)
         self.num_state_slots, self.num_host_state_slots = state_slots, host_state_slots
         self.first_host_state_slot = state_slots + GAP if host_state_slots else 0
         self.states = FakeStates(state_slots, host_state_slots, self.first_host_state_slot) if state_slots else None

@@ -17,6 +17,7 @@ _MARKS = {
     "c": ("░", "yellow"),
     "q": ("▒", "red"),
     ".": ("·", "bright_black"),
+    "-": (" ", "default"),
 }
 _SHARED = "bold green"  # its mark is the reference count
 
@@ -53,6 +54,8 @@ def _mark(state: str, references: int) -> tuple[str, str]:
 def _uses(counts: dict[str, int], what: str) -> Text:
     line = Text(f"{counts['total']:,} {what}: ", style="bold")
     for state, name in reversed(CELL_STATES.items()):
+        if name not in counts:
+            continue
         mark, style = ("2", _SHARED) if state == "s" else _MARKS[state]
         line.append(f" {mark} ", style).append(f"{name} {counts[name]:,} ", "default not bold")
     return line

@@ -111,8 +111,10 @@ class WorkerInfo(Frozen):
     digest: str = ""
 
 
-CELL_STATES = {".": "free", "c": "cached", "q": "quarantined", "u": "used", "s": "shared", "p": "pinned"}
-"""Cell states by the letters of a block map, from the least to the most telling."""
+CELL_STATES = {"-": "elsewhere", ".": "free", "c": "cached", "q": "quarantined"}
+CELL_STATES |= {"u": "used", "s": "shared", "p": "pinned"}
+"""Cell states by the letters of a block map, from the least to the most telling. Elsewhere: the memory of these blocks
+is with the other group."""
 
 
 class WorkerMemory(Frozen):

@@ -12,11 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 from memory_machine import SIZE, MemoryMachine
+from slab_sizes import shared_memory
 from tiers import examples
 
 
 class Engine(MemoryMachine):
-    """An engine whose model has two groups of blocks, of `slots` for states or without, and of `budgets`."""
+    """An engine whose model has two groups of blocks, which may share their memory, of `slots` for states or without,
+    and of `budgets`."""
 
     done: ClassVar[Counter[str]] = Counter()
     slots: ClassVar[tuple[int, ...]] = (0,)
@@ -30,6 +32,7 @@ class Engine(MemoryMachine):
         which=st.integers(0, 11),
         device=st.sampled_from([FakeRunner, DelayedRunner]),
         drafts=st.sampled_from([0, 0, 3]),
+        each=st.sampled_from([None, (1, 1), (3, 1), (5, 2)]),
     )
     def start(
         self,
@@ -40,10 +43,14 @@ class Engine(MemoryMachine):
         which: int,
         device: type[FakeRunner],
         drafts: int,
+        each: tuple[int, int] | None,
     ) -> None:
         slots, budget = self.slots[which % len(self.slots)], self.budgets[which % len(self.budgets)]
         memory = {"num_host_blocks": hosts[0], "state_slots": slots, "host_state_slots": 20 if slots else 0}
-        memory |= {"window_blocks": windows, "layer_window": window, "host_window_blocks": hosts[1]}
+        shape = {"window_blocks": windows, "layer_window": window}
+        if each is not None:
+            blocks, shape = shared_memory(blocks // 2, window, SIZE, each)
+        memory |= {**shape, "host_window_blocks": hosts[1]}
         interval = {"state_interval": 3 * SIZE} if slots else {}
         self.begin(blocks, device, memory, drafts=drafts, token_budget=budget, **interval)
 

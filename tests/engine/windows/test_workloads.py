@@ -10,6 +10,7 @@ from fake_runner import DelayedRunner, FailingRunner, FakeRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from proposers import AnswerBook, speculate
+from slab_sizes import shared_memory
 from tiers import examples
 from workloads import CHATS, MixedPolicy, run_preempted_chats, run_workload
 
@@ -54,6 +55,31 @@ def test_any_memory_gives_the_tokens_of_no_paging(
     memory = {"window_blocks": windows, "host_window_blocks": host_blocks[1], "layer_window": window}
     memory |= {"reads_host": reads_host, "state_slots": slots, "host_state_slots": 20 if slots else 0}
     sizes = {"usable_blocks": usable_blocks, "block_size": block_size, "host_blocks": host_blocks[0]}
+    run_workload(seed, policy=policy, device=device, **sizes, **memory, **CHATS)
+
+
+@settings(max_examples=examples(100, quick=12), deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    for_one=st.integers(6, 40),
+    block_size=st.sampled_from([1, 4, 16]),
+    each=st.sampled_from([(1, 1), (3, 1), (5, 1), (5, 2), (26, 5)]),
+    host_blocks=st.sampled_from([(0, 0), (6, 40), (300, 300)]),
+    reads_host=st.booleans(),
+    window=st.sampled_from([2, 5, 9, 33]),
+    slots=st.sampled_from([0, 0, 14]),
+    mode=st.sampled_from(["swap", "recompute", "mixed"]),
+    device=st.sampled_from(DEVICES),
+)
+def test_any_memory_that_groups_share_gives_the_same_tokens(
+    seed, for_one, block_size, each, host_blocks, reads_host, window, slots, mode, device
+):
+    """The fake model reads nothing where the other group has written."""
+    policy = MixedPolicy(random.Random(seed)) if mode == "mixed" else PreemptionPolicy(mode)
+    blocks, memory = shared_memory(for_one, window, block_size, each)
+    memory |= {"host_window_blocks": host_blocks[1], "reads_host": reads_host}
+    memory |= {"state_slots": slots, "host_state_slots": 20 if slots else 0}
+    sizes = {"usable_blocks": blocks - 1, "block_size": block_size, "host_blocks": host_blocks[0]}
     run_workload(seed, policy=policy, device=device, **sizes, **memory, **CHATS)
 
 

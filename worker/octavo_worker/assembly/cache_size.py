@@ -36,14 +36,26 @@ def cache_config(
     if group is None:
         num_blocks = pool_size(options, model, block_bytes, max_model_len, budget)
         host_blocks = left_on_host // block_bytes if block_bytes else num_blocks * bool(left_on_host)
-        windows = host_windows = 0
+        windows = host_windows = number = 0
     else:
-        windows = group.blocks(budget, options.num_blocks)
-        left = budget - windows * group.window_bytes
-        num_blocks = pool_size(options, model, group.full_bytes, max_model_len, left)
+        num_blocks, windows, number = _group_sizes(options, model, group, max_model_len, budget)
         host_blocks, host_windows = group.on_host(left_on_host)
     host_blocks, kept = (host_blocks + 1, kept) if host_blocks else (0, 0)
-    return CacheConfig(num_blocks, options.block_size, host_blocks, dtype, slots, kept, windows, host_windows)
+    return CacheConfig(num_blocks, options.block_size, host_blocks, dtype, slots, kept, windows, host_windows, number)
+
+
+def _group_sizes(
+    options: ModelOptions, model: CausalModel, group: WindowGroup, max_model_len: int, budget: int
+) -> tuple[int, int, int]:
+    """Blocks of either group in `budget` bytes, and the slabs of memory that they share: 0 if each has its own."""
+    slabs = None
+    if options.num_blocks is None:
+        slabs = group.slabs(budget, pool_size(options, model, group.full_bytes, max_model_len, budget))
+    if slabs is not None:
+        return slabs.number * slabs.blocks, slabs.number * slabs.windows, slabs.number
+    windows = group.blocks(budget, options.num_blocks)
+    left = budget - windows * group.window_bytes
+    return pool_size(options, model, group.full_bytes, max_model_len, left), windows, 0
 
 
 def _window_group(
@@ -53,9 +65,9 @@ def _window_group(
     layers that see all."""
     layouts = layouts_of(model, options.block_size, cache_dtype(options, model))
     full, windowed = (_ranks(model) * layout.block_bytes for layout in layouts)
-    full += _ranks(model) * options.block_size * model.kept_bytes + _block_bytes(options, *others)
+    beside = _ranks(model) * options.block_size * model.kept_bytes + _block_bytes(options, *others)
     chunk = token_budget(options, model.device)
-    return WindowGroup.of(options, model, max_model_len, chunk, (full, windowed))
+    return WindowGroup.of(options, model, max_model_len, chunk, (full, windowed), beside)
 
 
 def _for_caches(

@@ -79,9 +79,10 @@ def _load(sock: socket.socket, member: Member, options: ModelOptions) -> tuple[P
     sock.send(msgspec.json.encode(Loaded(measured_room(options, model, wanted_len), group.handle)))
     sizes = msgspec.json.decode(_await(sock), type=Sizes)
     group.connect(sizes.handles)
-    others = sizes.num_state_slots, sizes.num_host_state_slots, sizes.num_window_blocks, sizes.num_host_window_blocks
+    states = sizes.num_state_slots, sizes.num_host_state_slots
+    windows = sizes.num_window_blocks, sizes.num_host_window_blocks, sizes.num_slabs
     dtype = cache_dtype(options, model)
-    cache = CacheConfig(sizes.num_blocks, options.block_size, sizes.num_host_blocks, dtype, *others)
+    cache = CacheConfig(sizes.num_blocks, options.block_size, sizes.num_host_blocks, dtype, *states, *windows)
     return make_runner(options, model, cache, sizes.max_model_len), Board(group.memory, member.rank)
 
 

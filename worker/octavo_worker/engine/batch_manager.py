@@ -203,23 +203,26 @@ class BatchManager:
         width += sum(sequence.width for sequence in gang)
         if width > self._max_running:
             return None
-        blocks, windows = available.blocks, available.windows
-        if len(self.running):
-            growing = sum(sequence.width - 1 for sequence in gang)
-            growing += width if any(sequence.peak for sequence in gang) else 0
-            blocks -= self._watermark.blocks + growing
-            windows -= self._watermark.windows + growing
-        if blocks <= 0 or (self.kv.windows is not None and windows <= 0):
+        spare = available.minus(self._left_to_others(gang, width)) if len(self.running) else available
+        if self.kv.shared is None and (spare.blocks <= 0 or (self.kv.windows is not None and spare.windows <= 0)):
             return None
         is_private = _wants_scores(gang[0].request) or not shares
         allocation = found or self.kv.place(gang, private=gang[0] if is_private else None)
         needed = allocation.needed
-        has_room = needed.blocks <= blocks and (self.kv.windows is None or needed.windows <= windows)
-        fits = has_room and self._can_grow(gang, blocks - needed.blocks)
+        if self.kv.shared is not None:
+            spare = self.kv.shared.provide_for(allocation, spare)
+        has_room = needed.blocks <= spare.blocks and needed.windows <= spare.windows
+        fits = has_room and self._can_grow(gang, spare.blocks - needed.blocks)
         states = self.kv.states
         if states is not None and not states.fits(gang, allocation.needed_slots, available.slots, self.running):
             return None
         return allocation if fits else None
+
+    def _left_to_others(self, gang: list[Sequence], width: int) -> Room:
+        """Memory that waiting sequences leave to a batch of `width`, of which they are."""
+        growing = sum(sequence.width - 1 for sequence in gang)
+        growing += width if any(sequence.peak for sequence in gang) else 0
+        return self._watermark.plus(Room(growing, 0, 0 if self.kv.windows is None else growing))
 
     def _found(self, gang: list[Sequence]) -> Allocation | None:
         """Where a sequence would begin that may wait for a state; None if it may not."""
@@ -239,7 +242,8 @@ class BatchManager:
         capacity = self.kv.capacity
         if not len(self.running) or capacity.slides:
             return True
-        return self._policy.may_admit(gang, self.running, (spare + self.kv.swap_space) * capacity.block_size)
+        more = self.kv.swap_space + (0 if self.kv.shared is None else self.kv.shared.obtainable)
+        return self._policy.may_admit(gang, self.running, (spare + more) * capacity.block_size)
 
     def foresee(self, step: StepInFlight) -> None:
         """Let prompts of this step keep states for the first requests that wait: what these have in common with them

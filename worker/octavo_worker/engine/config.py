@@ -57,6 +57,8 @@ class SchedulerConfig:
 
     @property
     def capacity(self) -> Capacity:
-        """Without the null block of either pool."""
+        """Without the null block of either pool. Of memory that both groups share, what one sequence can have."""
         host = max(0, self.num_host_blocks - 1) if self.reads_host else 0
-        return Capacity(self.num_blocks - 1, self.block_size, host, self.window)
+        slabs = None if self.windows is None else self.windows.slabs
+        device = self.num_blocks - 1 if slabs is None else slabs.for_one
+        return Capacity(device, self.block_size, host, self.window)

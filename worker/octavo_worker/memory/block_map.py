@@ -15,6 +15,7 @@ from octavo_worker.memory.block_pool import BlockPool
 class CellState(StrEnum):
     """The state that a cell shows, from the least to the most telling."""
 
+    ELSEWHERE = "-"
     FREE = "."
     CACHED = "c"
     QUARANTINED = "q"
@@ -34,11 +35,12 @@ class BlockMap:
 
 
 def block_map(pool: BlockPool, pinned: Iterable[int], cells: int) -> BlockMap:
-    """At most `cells` cells over all blocks that can be handed out, in their order. O(pool), but in C: about 50 ns a
+    """At most `cells` cells over all blocks but the null block, in their order. O(pool), but in C: about 50 ns a
     block."""
-    count = min(cells, pool.total)
+    blocks = pool.num_blocks - 1
+    count = min(cells, blocks)
     begin = pool.first + 1
-    bounds = [begin + cell * pool.total // count for cell in range(count + 1)]
+    bounds = [begin + cell * blocks // count for cell in range(count + 1)]
     ranges = list(pairwise(bounds))
     references = [max(pool.refs[first:end]) for first, end in ranges]
     states = [_state(pool, *limits, most) for limits, most in zip(ranges, references, strict=True)]
@@ -59,4 +61,6 @@ def _state(pool: BlockPool, first: int, end: int, references: int) -> CellState:
         return CellState.SHARED
     if references == 1:
         return CellState.USED
-    return CellState.CACHED if pool.has_content(first, end) else CellState.FREE
+    if pool.has_content(first, end):
+        return CellState.CACHED
+    return CellState.ELSEWHERE if all(map(pool.lies_elsewhere, range(first, end))) else CellState.FREE

@@ -13,7 +13,9 @@ from torch import Tensor
 from octavo_kernels.cache.pools import Pools, empty_pools
 from octavo_kernels.ops import LayerStates
 from octavo_worker.contract.cache import CacheSpec, KvLayout, in_group
+from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.state import StateSpec
+from octavo_worker.contract.windows import Slabs
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.transfer import dtype_name
 from octavo_worker.ranks.group import Group
@@ -86,6 +88,7 @@ class CacheConfig:
     float8_e4m3fn instead of the model's. `num_state_slots` count slot 0 (0: the model keeps no states), and so do the
     `num_host_state_slots` in the host's memory (0: none). `num_window_blocks` are those of layers with a window, where
     they are a group of their own (0: all layers are one), `num_host_window_blocks` the same in the host's memory.
+    Where there are `num_slabs`, both groups lie in the same memory of the device.
     """
 
     num_blocks: int
@@ -96,6 +99,16 @@ class CacheConfig:
     num_host_state_slots: int = 0
     num_window_blocks: int = 0
     num_host_window_blocks: int = 0
+    num_slabs: int = 0
+
+    def slabs(self, window: int, chunk: int) -> Slabs | None:
+        """The slabs of both groups' memory, where layers have a `window` and steps compute `chunk` tokens of a
+        prompt."""
+        if not self.num_slabs:
+            return None
+        sequence = Capacity(1, self.block_size, window=window)
+        sizes = sequence.sliding_blocks(1), sequence.sliding_blocks(chunk)
+        return Slabs.of(self.num_slabs, self.num_blocks, self.num_window_blocks, *sizes)
 
 
 def in_pools(pairs: Sequence[tuple[int, int]], first_host_block: int) -> Tensor:
@@ -131,10 +144,24 @@ def grouped_cache(model: CausalModel, cache: CacheConfig) -> GroupedCache:
     dtype, device = cache.dtype or model.dtype, model.device
     pools = empty_pools(cache.num_blocks, cache.num_host_blocks, layout.block_bytes, dtype, device)
     sizes = cache.num_window_blocks, cache.num_host_window_blocks
-    windows = empty_pools(*sizes, windowed.block_bytes, dtype, device)
+    if cache.num_slabs:
+        windows = _in_same_memory(pools.device, *sizes, windowed.block_bytes)
+    else:
+        windows = empty_pools(*sizes, windowed.block_bytes, dtype, device)
     both = zip(layer_caches(pools.blocks, layout), layer_caches(windows.blocks, windowed), strict=True)
     parts = [one if other is None else other for one, other in both]
     return GroupedCache(pools, layout, parts, windows, windowed)
+
+
+def _in_same_memory(memory: Tensor, num_blocks: int, num_host_blocks: int, block_bytes: int) -> Pools:
+    """Pools of other blocks, of which those of the device fill the same `memory`. Raises ValueError if they do not."""
+    elements = block_bytes // memory.itemsize
+    if num_blocks * elements != memory.numel():
+        raise ValueError(f"{num_blocks} blocks of {block_bytes} bytes do not fill {memory.nbytes} bytes")
+    blocks = memory.view(num_blocks, elements)
+    pinned = memory.is_cuda and num_host_blocks > 0
+    host = torch.empty((num_host_blocks, elements), dtype=memory.dtype, pin_memory=pinned)
+    return Pools(blocks, blocks, host, None)
 
 
 def layer_caches(blocks: Tensor, layout: KvLayout) -> list[Tensor | None]:

@@ -16,8 +16,9 @@ from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.engine.sequence import Sequence as Member
 from octavo_worker.engine.states.states import States
 from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
+from octavo_worker.memory.slabs import SlabPool
 
-FREE, CACHED, QUARANTINED = 0, 1, 2
+FREE, CACHED, QUARANTINED, ELSEWHERE = 0, 1, 2, 3
 FIRST_OWNER = 16
 PINNED, SHARED = 0x4000, 0x8000
 _MOST_OWNERS = PINNED - FIRST_OWNER
@@ -41,7 +42,7 @@ class _Region:
     @property
     def size(self) -> tuple[int, int]:
         """Blocks of the device and of the host."""
-        return self.pool.total, 0 if self.host is None else self.host.total
+        return self.pool.num_blocks - 1, 0 if self.host is None else self.host.total
 
     def codes(self, numbers: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
         """The code of each block, with the number of each sequence: the last sequence's first."""
@@ -51,6 +52,8 @@ class _Region:
             contents = np.frombuffer(pool.contents, np.uint8)
             codes[_range(pool)] = contents[_range(pool)]  # CACHED where there is one
             codes[pool.quarantine] = QUARANTINED
+            if isinstance(pool, SlabPool):
+                codes[[block for slab in pool.elsewhere for block in pool.blocks_of(slab)]] = ELSEWHERE
         codes[self.leaving] = QUARANTINED
         held = np.frombuffer(b"".join(reversed(self.tables)), np.int32)  # of several writes to an entry the last stays
         codes[held] = np.repeat(numbers, [len(table) for table in reversed(self.tables)])

@@ -12,11 +12,12 @@ from octavo_worker.engine.kv.allocation import Allocation
 from octavo_worker.engine.kv.block_group import BlockGroup
 from octavo_worker.engine.kv.pinned import Pinned
 from octavo_worker.engine.kv.room import Room
+from octavo_worker.engine.kv.shared_room import SharedRoom
 from octavo_worker.engine.kv.victims import victim_of
 from octavo_worker.engine.sequence import Sequence, State
 from octavo_worker.engine.states.states import States, StateSizes
 from octavo_worker.engine.step_in_flight import GroupMoves, StepInFlight
-from octavo_worker.memory.block_pool import OutOfBlocks
+from octavo_worker.memory.block_pool import BlockPool, OutOfBlocks
 from octavo_worker.memory.block_table import BlockTable
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
 from octavo_worker.memory.prefix_cache import PrefixCache
@@ -27,7 +28,7 @@ class KVCacheManager:
     go to; and the states of recurrent layers, if the model keeps any.
 
     There is one group of `blocks`, or another one of `windows` beside it, for layers with a window in a model that has
-    layers that see all. `pool`, `pins` and `host` are those of the first.
+    layers that see all. `pool`, `pins` and `host` are those of the first. Both may lie in `shared` memory.
 
     Everything that happens from `begin_step` to the next belongs to that step, until it is settled or undone. Several
     steps may be in flight.
@@ -46,9 +47,10 @@ class KVCacheManager:
         windows: WindowBlocks | None = None,
     ) -> None:
         self.capacity = capacity
+        self.shared = None if windows is None or windows.slabs is None else SharedRoom.of(windows.slabs)
         self.blocks = BlockGroup(
             capacity,
-            num_blocks,
+            BlockPool(num_blocks) if self.shared is None else self.shared.blocks,
             num_host_blocks,
             first_host_block,
             chunk=chunk,
@@ -70,12 +72,13 @@ class KVCacheManager:
         self.step = StepInFlight(0, windows=GroupMoves())
 
     def _window_group(self, windows: WindowBlocks, chunk: int) -> BlockGroup:
-        capacity = Capacity(windows.num_blocks - 1, self.capacity.block_size, window=windows.window)
+        device = windows.num_blocks - 1 if windows.slabs is None else windows.slabs.windows_beside
+        capacity = Capacity(device, self.capacity.block_size, window=windows.window)
         if not capacity.slides:
             raise ValueError(f"{windows.num_blocks} blocks do not hold a window of {windows.window} tokens")
         return BlockGroup(
             capacity,
-            windows.num_blocks,
+            BlockPool(windows.num_blocks) if self.shared is None else self.shared.windows,
             windows.num_host_blocks,
             windows.first_host_block,
             chunk=chunk,
@@ -161,7 +164,8 @@ class KVCacheManager:
 
     def lacks(self, needed: Room, *, soon: bool = False) -> bool:
         """True if so much is not available; `soon`: not when the steps in flight have landed either."""
-        return not self.room(soon=soon).covers(needed)
+        room = self.room(soon=soon)
+        return not (room if self.shared is None else self.shared.provide(room, needed)).covers(needed)
 
     @property
     def waits_for_steps(self) -> bool:
@@ -227,6 +231,8 @@ class KVCacheManager:
         if sequence.request.oversized:
             end = self._extend_oversized(sequence, end, step)
         for group in self._sliding:
+            if self.shared is not None:
+                self.shared.provide_windows(group.most_growth(sequence, end))
             end = group.extend(sequence, end)
         return end
 
@@ -235,6 +241,8 @@ class KVCacheManager:
         growth = min(table.missing(end), self.capacity.pace)
         last = table.start + self.capacity.share
         self.offload([sequence], 2 * growth, step)  # room for the next chunk, too: what leaves is free only then
+        if self.shared is not None:
+            self.shared.provide_blocks(growth)
         growth = max(0, min(growth, last - len(table.blocks), self.pool.available))
         table.reserve(min(end, (len(table.blocks) + growth) * size))
         return min(end, len(table.blocks) * size)
@@ -382,5 +390,7 @@ class KVCacheManager:
         pending = [] if self.states is None else self.states.snapshots.pending
         if self.states is not None:
             self.states.check_integrity(sequences)
+        if self.shared is not None:
+            self.shared.check_integrity()
         for place, group in enumerate(self.groups):
             group.check_integrity(sequences, [snapshot.blocks[place] for snapshot in pending if snapshot.blocks])

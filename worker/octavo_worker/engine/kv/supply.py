@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Supply:
         self.restored = 0
         self.new = 0
         self._loading: dict[bytes | int, int] = {}  # digest, or host block of a partly filled one
-        self._idle: set[int] = set()  # found, without a reference
+        self._idle: dict[int, None] = {}  # found, without a reference: those of beginnings first
         self._partial: dict[int, int] = {}  # new block -> partly filled block that it is a copy of
         self._size = group.capacity.block_size
 
@@ -70,7 +71,16 @@ class Supply:
     def note_idle(self, entries: Iterable[int]) -> None:
         """These are to be taken."""
         refs = self.pool.refs
-        self._idle.update(entry for entry in entries if entry > NULL_BLOCK and refs[entry] == 0)
+        self._idle.update((entry, None) for entry in entries if entry > NULL_BLOCK and refs[entry] == 0)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Meanwhile no block that was found is evicted."""
+        self.pool.acquire(self._idle)
+        try:
+            yield
+        finally:
+            self.pool.release(reversed(self._idle))
 
     def first_held(self, entries: array[int]) -> int:
         """The first entry that is neither the null block nor the host's."""

@@ -69,6 +69,7 @@ class Sizes(msgspec.Struct, frozen=True):
     num_host_state_slots: int = 0
     num_window_blocks: int = 0
     num_host_window_blocks: int = 0
+    num_slabs: int = 0
 
 
 class Leader:
@@ -95,7 +96,7 @@ class Leader:
     def begin(self, cache: CacheConfig, max_model_len: int) -> None:
         """Tell all ranks the size of the cache, and connect this one to them."""
         states = cache.num_state_slots, cache.num_host_state_slots
-        windows = cache.num_window_blocks, cache.num_host_window_blocks
+        windows = cache.num_window_blocks, cache.num_host_window_blocks, cache.num_slabs
         sizes = Sizes(cache.num_blocks, cache.num_host_blocks, max_model_len, self._handles, *states, *windows)
         self.ranks.send(msgspec.json.encode(sizes))
         self.group.connect(self._handles)

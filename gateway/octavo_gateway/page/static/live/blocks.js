@@ -1,5 +1,5 @@
 // The memory of one worker: a code for each block and slot, as /v1/fleet/events sends them.
-export const FREE = 0, CACHED = 1, QUARANTINED = 2, FIRST_OWNER = 16, PINNED = 0x4000, SHARED = 0x8000;
+export const FREE = 0, CACHED = 1, QUARANTINED = 2, ELSEWHERE = 3, FIRST_OWNER = 16, PINNED = 0x4000, SHARED = 0x8000;
 const OWNER = 0x3fff;
 
 // What a worker may have, in the order of its map.
@@ -73,7 +73,7 @@ class Region {
     const words = [block < this.device ? `${this.one} ${block}` : `host ${this.one} ${block - this.device}`];
     const job = this.job(code);
     if (job) words.push(`job ${job}`);
-    else words.push(["free", "cached", "quarantined"][code & OWNER] ?? "in use");
+    else words.push(["free", "cached", "quarantined", "with the other group"][code & OWNER] ?? "in use");
     if (job && block >= this.device) words.push("swapped");
     if (code & SHARED) words.push("shared");
     if (code & PINNED) words.push("pinned");
@@ -101,7 +101,7 @@ class Region {
         if (code & SHARED) found.shared++;
       } else if (state === CACHED) found.cached++;
       else if (state === QUARANTINED) found.quarantined++;
-      else found.free++;
+      else if (state === FREE) found.free++;
     }
     return found;
   }

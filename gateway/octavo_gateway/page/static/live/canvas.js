@@ -1,6 +1,6 @@
 // A canvas of memory of one kind. It draws what changed.
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { FIRST_OWNER, PINNED, QUARANTINED, CACHED, SHARED } from "./blocks.js";
+import { CACHED, ELSEWHERE, FIRST_OWNER, PINNED, QUARANTINED, SHARED } from "./blocks.js";
 import { hue } from "./format.js";
 
 const HEIGHT = 180;
@@ -18,6 +18,10 @@ function paint(pen, blocks, begin, end, { size, columns, shown }, colours) {
     const code = blocks.cells[block], state = code & 0x3fff;
     const x = (block % columns) * size, y = Math.floor(block / columns) * size;
     const edge = size - gap;
+    if (state === ELSEWHERE) {
+      pen.clearRect(x, y, edge, edge);
+      continue;
+    }
     const job = blocks.job(code);
     if (job) pen.fillStyle = `hsl(${hue(job)} 65% ${block < blocks.device ? colours.light : colours.dim}%)`;
     else if (state === CACHED) pen.fillStyle = colours.cached;
