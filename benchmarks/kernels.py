@@ -24,6 +24,7 @@ from kernel_rows.coded_experts import coded_experts_rows
 from kernel_rows.copies import copy_rows, swap_rows
 from kernel_rows.decode import FlashInfer, decode_others, decode_table
 from kernel_rows.eight_bits import eight_bits
+from kernel_rows.expanded import expanded_rows
 from kernel_rows.experts import experts_rows
 from kernel_rows.fused import fused_rows
 from kernel_rows.linear import gated_rows, linear_rows
@@ -48,6 +49,7 @@ def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
         "cascade": cascade_rows,
         "prefill": prefill_rows,
         "latent": latent_rows,
+        "expanded": expanded_rows,
         "fused": fused_rows,
         "copy": copy_rows,
         "linear": linear_rows,

@@ -23,7 +23,7 @@ are cut.
 from __future__ import annotations
 
 from octavo_kernels import _cpu
-from octavo_kernels.attention.latent import check_latent, keep_latent, latent_attention, write_latent
+from octavo_kernels.attention.latent import check_latent, keep_latent, latent_attention, read_latent, write_latent
 from octavo_kernels.attention.paged import paged_attention, rope_attention
 from octavo_kernels.cache.blocks import (
     KV_DTYPES,
@@ -96,6 +96,7 @@ __all__ = [
     "pack_experts",
     "pack_samples",
     "paged_attention",
+    "read_latent",
     "rms_norm",
     "room_bytes",
     "rope_attention",

@@ -12,8 +12,8 @@ import pybind11
 KERNELS = Path(__file__).parents[2] / "kernels"
 CSRC = KERNELS / "csrc"
 OPERATIONS = {
-    "activation", "adjust", "best_part", "carry", "copy_blocks", "latent_attention", "latent_rows", "layer_norm",
-    "logprobs", "paged_attention", "plan_attention", "rms_norm", "rope_write_kv", "sample", "sample_part",
+    "activation", "adjust", "best_part", "carry", "copy_blocks", "latent_attention", "latent_read", "latent_rows",
+    "layer_norm", "logprobs", "paged_attention", "plan_attention", "rms_norm", "rope_write_kv", "sample", "sample_part",
     "swap_blocks", "unpack_step", "write_kv",
 }  # fmt: skip
 ABSENT = {

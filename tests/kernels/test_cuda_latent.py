@@ -84,6 +84,19 @@ def test_values_are_the_first_of_the_keys(heads: int, width: int, values: int, d
     check(on_gpu(rows, uniform=True), values)
 
 
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("width", [40, 64, 288, 576])
+def test_rows_are_read_as_they_were_kept(width: int, dtype: torch.dtype, block_size: int) -> None:
+    rows = written([(1, 70), (60, 90), (9, 9)], 2, width, dtype, block_size)
+    for table, keys in zip(rows.tables, rows.keys, strict=True):
+        count = -(-len(keys) // block_size)
+        out = torch.full((count * block_size, width), float("nan"), dtype=dtype, device="cuda")
+        ops.read_latent(rows.cache, table[:count].cuda(), out, width - ROTARY, block_size)
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(out[: len(keys)].cpu(), keys[:, 0], atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cells", CELLS, ids=str)
 @pytest.mark.parametrize("rank", [512, 24])
@@ -103,12 +116,18 @@ def test_what_is_kept_in_eight_bits_is_what_the_cpu_keeps(rank: int, cells: torc
     normed = reference.rms_norm(kept[:, :rank].float(), norm.weight.float(), norm.eps).to(dtype)
     codes, scales = reference.quantise(normed.float(), cells)
     turned = reference.rope(kept[:, None, rank:].float(), torch.arange(tokens), cos_sin)[:, 0].to(dtype)
+    read = torch.full((48, width), float("nan"), dtype=dtype, device="cuda")
+    ops.read_latent(cache, torch.tensor([1, 2, 3], dtype=torch.int32).cuda(), read, rank)
     off = 0
     for token in range(tokens):
         block, offset = cache[1 + token // 16].flatten().cpu().view(torch.uint8), token % 16
         row, scale, exact = (block[: 16 * rank], block[16 * rank : 16 * (rank + 4)], block[16 * (rank + 4) :])
         found = unswizzled(row.view(16, rank)[offset], offset)
         found = found.to(torch.int16) - 128 if cells is torch.int8 else found.view(cells).float()
+        rounded = found.float() * scale.view(torch.float32)[offset]
+        assert torch.equal(
+            read[token].cpu(), torch.cat((rounded.to(dtype), exact.view(dtype).view(16, ROTARY)[offset]))
+        )
         off += int((found != codes[token].to(found.dtype)).sum())
         torch.testing.assert_close(scale.view(torch.float32)[offset], scales[token, 0], rtol=1e-2, atol=0)
         torch.testing.assert_close(exact.view(dtype).view(16, ROTARY)[offset], turned[token], rtol=1e-2, atol=1e-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -128,6 +129,34 @@ def test_latents_in_eight_bits_are_read_as_they_were_rounded(level: str, cells: 
     whole = written([(1, 70), (60, 90), (9, 9)], 4, 40, torch.bfloat16, cells=cells)
     small = written([(1, 70), (60, 90), (9, 9)], 4, 40, torch.bfloat16, 4, cells)
     assert torch.equal(small.attend(32), whole.attend(32))
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 32])
+@pytest.mark.parametrize("cells", [None, *CELLS], ids=str)
+def test_rows_are_read_as_they_were_kept(cells: torch.dtype | None, block_size: int) -> None:
+    """Blocks are any, in any order: those of a table are a sequence's keys."""
+    for dtype in TOLERANCE:
+        rows = written([(1, 70), (60, 90), (9, 9)], 2, 40, dtype, block_size, cells)
+        for table, keys in zip(rows.tables, rows.keys, strict=True):
+            count = -(-len(keys) // block_size)
+            out = torch.full((count * block_size, 40), float("nan"), dtype=dtype)
+            assert ops.read_latent(rows.cache, table[:count], out, 32, block_size) is out
+            torch.testing.assert_close(out[: len(keys)].double(), keys[:, 0].double(), atol=1e-6, rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"blocks": torch.zeros(1, dtype=torch.int32)}, r"blocks must have shape \[2\]"),
+        ({"out": torch.empty(33, 40)}, "out must have 16 rows for each block, not 33"),
+        ({"values": 41}, "values must be 1 to 40, not 41"),
+        ({"out": torch.empty(32, 48)}, "layer_cache must have shape"),
+    ],
+)
+def test_reads_that_do_not_fit_are_refused(changed: dict[str, Any], message: str) -> None:
+    given = {"blocks": torch.zeros(2, dtype=torch.int32), "out": torch.empty(32, 40), "values": 32, **changed}
+    with pytest.raises(ValueError, match=message):
+        ops.read_latent(empty(3, 40, torch.float32, 16), **given)
 
 
 @pytest.mark.parametrize("cells", CELLS, ids=str)

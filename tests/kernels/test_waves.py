@@ -13,6 +13,10 @@ import pytest
 import torch
 
 from octavo_kernels import ops, reference
+from octavo_kernels.attention.latent import latent_cells
+from octavo_kernels.cache.blocks import CELLS
+from octavo_kernels.operands import DTYPES as DTYPE_CODES
+from octavo_kernels.operands import RmsNorm, rows_at
 from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 from octavo_kernels.step import StepInputs, WindowInputs
 
@@ -143,6 +147,38 @@ def test_rotated_heads(patched, dtype, cells, norm, head_dim, rotary):
     else:  # a code next to the middle between two may be either
         one, other = (cache.view(torch.uint8).int() for cache in caches)
         assert ((one - other).abs() > 1).sum() <= one.numel() // 50
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("width", "values", "block_size"), [(576, 512, 16), (288, 256, 32), (24, 16, 16)])
+def test_latent_rows_are_read_as_they_were_kept(patched, width, values, block_size, dtype):
+    """Blocks are any, in any order; in eight bits the latent is as it was rounded, and the rotated part whole."""
+    tokens, rotary = 3 * block_size, width - values
+    kept, positions = torch.randn(tokens, width).to(dtype), torch.randint(0, 50, (tokens,))
+    angles, weight = torch.rand(50, rotary // 2) * 6, torch.rand(values).to(dtype)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    q = torch.randn(tokens, 2, width).to(dtype)
+    expected = torch.cat((
+        reference.rms_norm(kept[:, :values].double(), weight.double(), 1e-6),
+        reference.rope(kept[:, None, values:].double(), positions, cos_sin.double())[:, 0],
+    ), dim=1)  # fmt: skip
+    slots = torch.tensor([3, 1, 4])[:, None] * block_size + torch.arange(block_size)
+    for cells in (None, I8, F8):
+        count = latent_cells(width, values, block_size, dtype, cells or dtype)
+        cache = torch.zeros(5, 2, count, dtype=cells or dtype)[:, 1:, None]
+        ops.keep_latent(
+            q[..., values:].clone(), kept, RmsNorm(weight), q, cache, slots.flatten(), positions, cos_sin, block_size
+        )
+        out = torch.full((2 * block_size, width), float("nan"), dtype=dtype)
+        heads = (DTYPE_CODES[dtype], rows_at(out), width, values)
+        place = (cache.data_ptr(), CELLS.get(cells, 0), cache.stride(0), 0, cache.stride(2), block_size)
+        blocks = torch.tensor([4, 3], dtype=torch.int32)
+        patched.run("latent_read", *heads, place, blocks.data_ptr(), 2)
+        wanted = torch.cat((expected[2 * block_size :], expected[:block_size]))
+        assert_close(out[:, values:], wanted[:, values:], dtype)
+        largest = wanted[:, :values].abs().amax(1, keepdim=True)
+        bound = {None: 0.0, I8: 0.5 / 127, F8: 1 / 28}[cells] * largest + TOLERANCE[dtype] * (1 + largest)
+        assert ((out[:, :values].double() - wanted[:, :values]).abs() <= bound).all()
 
 
 def test_tokens_are_those_of_the_cpu(waved):

@@ -31,12 +31,13 @@ def wide_heads(lengths: Sequence[tuple[int, int]] = LENGTHS, heads: int = 20) ->
 
 
 def keep() -> None:
-    """A step's rows into the cache, one of them padding."""
+    """A step's rows into the cache, one of them padding, and blocks of them read back."""
     cache = torch.zeros(3, 1, 1, 16 * LATENT, dtype=torch.bfloat16, device="cuda")
     ops.keep_latent(
         data(4, 3, 64), data(4, LATENT), RmsNorm(data(VALUES)), data(4, 3, LATENT), cache,
         torch.tensor([16, 17, -1, 47]).cuda(), torch.tensor([0, 1, 2, 9]).cuda(), data(10, 64, dtype=torch.float32),
     )  # fmt: skip
+    ops.read_latent(cache, torch.tensor([2, 1], dtype=torch.int32).cuda(), data(32, LATENT), VALUES)
 
 
 def attend(

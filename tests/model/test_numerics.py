@@ -55,3 +55,10 @@ def test_prompts_by_chunks_are_no_equal_of_a_walk() -> None:
         return numerics(torch.device("cpu"), torch.bfloat16, torch.bfloat16, route=DECODER, states=True, chunks=chunks)
 
     assert of(True) == f"{of(False)} chunks"
+
+
+def test_prompts_that_may_be_expanded_are_no_equal_of_absorbed_ones() -> None:
+    def of(expanded: bool) -> str:
+        return numerics(torch.device("cpu"), torch.bfloat16, torch.bfloat16, route=DECODER, expanded=expanded)
+
+    assert of(True) == f"{of(False)} expanded prompts"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,12 +31,14 @@ def requests(count: int, scored: bool = False) -> list[AddRequest]:
     ]
 
 
-def assert_scores_are_near(runner: ModelRunner, folder: Path) -> None:
+def assert_scores_are_near(
+    runner: ModelRunner, folder: Path, asked: Sequence[AddRequest] = (), token_budget: int = 200
+) -> None:
     """Every token of prompts and answers counts; what transformers loses in bfloat16 measures what `runner` may
-    lose."""
+    lose. `asked` are scored, too; without them, some of every length up to 300."""
     oracle, rounded = in_type(folder, torch.float32), in_type(folder, torch.bfloat16)
-    asked = requests(12, scored=True)
-    answers = Engine(runner, token_budget=200).run(asked)
+    asked = asked or requests(12, scored=True)
+    answers = Engine(runner, token_budget=token_budget).run(asked)
     ours, theirs = [], []
     for one in asked:
         tokens = [*one.prompt, *answers.tokens[one.id][0]]

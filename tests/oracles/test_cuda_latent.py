@@ -3,6 +3,8 @@ as without, whatever moves blocks about, and with `--deterministic` in every com
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from octavo_worker.contract.step import ModelRunner
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import UnsupportedModel
+from octavo_worker.model.expansion import Expansion
+from octavo_worker.runner.cuda.runner import CudaRunner
 
-from .drive import Engine, assert_same
+from .drive import Engine, assert_same, request
 from .scored import assert_company_changes_nothing, assert_graphs_change_nothing, assert_scores_are_near, requests
 from .test_cuda import COMMON, VOCAB, options, random_model
 
@@ -77,6 +81,36 @@ def deterministic(folder: Path) -> ModelRunner:
 def test_log_probabilities_are_those_of_transformers(runner: ModelRunner, folder: Path) -> None:
     """Every token of prompts and answers counts; what transformers loses in bfloat16 measures what we may lose."""
     assert_scores_are_near(runner, folder)
+
+
+def test_expanded_prompts_score_as_those_of_transformers(
+    runner: ModelRunner, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks, several in a step, beside decodes, and with heads one after the other."""
+    if folder.name.startswith("gemma4"):
+        pytest.skip("no latent rows")
+    assert isinstance(runner, CudaRunner)
+    room = runner._room
+    assert room is not None
+    assert "expanded prompts" in runner.numerics
+    monkeypatch.setattr(room, "prices", replace(room.prices, absorbed_pair=1e6, key=0.0))
+    attended, attend = [0], Expansion.attend
+
+    def counted(expansion: Expansion, *operands: Any) -> None:
+        attended[0] += 1
+        attend(expansion, *operands)
+
+    monkeypatch.setattr(Expansion, "attend", counted)
+    rng = random.Random(5)
+    lengths = (1, 40, 700, 1300, 900, 17, 1500)
+    asked = [
+        request(str(n), [rng.randrange(VOCAB) for _ in range(n)], max_tokens=12, logprobs=0, prompt_logprobs=0)
+        for n in lengths
+    ]
+    assert_scores_are_near(runner, folder, asked, token_budget=1024)
+    assert attended[0] >= 4 * 3  # steps of more than 512 tokens, in each layer
+    monkeypatch.setattr(room, "heads_at_once", lambda contexts: 2)
+    assert_scores_are_near(runner, folder, asked, token_budget=2000)
 
 
 def test_graphs_compute_what_launches_one_by_one_do(runner: ModelRunner, folder: Path) -> None:

@@ -97,6 +97,12 @@ LatentRowsArgs latent_rows_args(int dtype, const Rows& q, int64_t q_head, const 
   return a;
 }
 
+LatentReadArgs latent_read_args(int dtype, const Rows& out, int width, int rank, const Cache& cache, Address blocks,
+                                int64_t count) {
+  aligned("out", out, item_size(Dtype(dtype))), aligned("layer_cache", cache.data);
+  return {Dtype(dtype), out.data, out.stride, rank, width - rank, cache, at<int32_t>(blocks), count};
+}
+
 // `values` of a head: the first elements of its keys.
 AttentionArgs latent_args(int dtype, const Rows& q, const Rows& out, const Heads& heads, int values, const Cache& cache,
                           const Rows& tables, const Scoring& scoring, const AttentionPlan* plan, const PlanUse& use) {
@@ -151,6 +157,7 @@ void define_attention(py::module_& m) {
   });
   m.def("paged_attention", launching("paged_attention", attention_args, attend));
   m.def("latent_rows", launching("latent_rows", latent_rows_args, latent_rows));
+  m.def("latent_read", launching("latent_read", latent_read_args, latent_read));
   m.def("latent_attention", launching("latent_attention", latent_args, attend_latent));
 #if !OCTAVO_HIP
   m.def("decode_step", [](const py::tuple& write, const py::tuple& attention, Address stream) {

@@ -124,6 +124,41 @@ def keep_latent(
     )  # fmt: skip
 
 
+def read_latent(layer_cache: Tensor, blocks: Tensor, out: Tensor, values: int, block_size: int = 16) -> Tensor:
+    """The rows of the blocks `blocks[n]` (int32), one after the other, as they were written, into
+    `out[n * block_size, width]`. Of a cache in eight bits the first `values` columns are codes times their scale,
+    rounded to the type of `out`. Rows that nothing was written to are anything.
+
+    Raises `TypeError` or `ValueError`, naming the argument, for what does not fit together."""
+    dtype = float_type("out", out)
+    rows, width = rows_of("out", out)
+    check("blocks", blocks, torch.int32, (rows // block_size,))
+    if rows % block_size:
+        raise ValueError(f"out must have {block_size} rows for each block, not {rows}")
+    if not 0 < values <= width:
+        raise ValueError(f"values must be 1 to {width}, not {values}")
+    cache = _layout(layer_cache, out.dtype, width, values, block_size)
+    if checks.wanted(blocks):
+        checks.in_range("blocks", blocks, 0, layer_cache.shape[0], "block ids")
+    device = check_devices({"layer_cache": layer_cache, "blocks": blocks, "out": out})
+    if device.type == "cpu":
+        cells = layer_cache.flatten(1).index_select(0, blocks)
+        return out.copy_(_unpaged(cells, width, values, block_size, out.dtype).transpose(1, 2).flatten(0, 1))
+    cuda.run("latent_read", device, dtype, rows_at(out), width, values, cache, blocks.data_ptr(), len(blocks))
+    return out
+
+
+def _unpaged(cells: Tensor, width: int, values: int, block_size: int, dtype: torch.dtype) -> Tensor:
+    """The CPU's blocks `cells[n, elements]` of data of type `dtype`, as `[n, width, block_size]`."""
+    if cells.dtype not in CELLS:
+        return cells.view(-1, width, block_size)
+    raw, ends = cells.view(torch.uint8), (values * block_size, (values + SCALE_BYTES) * block_size)
+    codes = raw[:, : ends[0]].view(cells.dtype).reshape(-1, values, block_size).float()
+    scales = raw[:, ends[0] : ends[1]].contiguous().view(torch.float32)
+    exact = raw[:, ends[1] :].contiguous().view(dtype).view(-1, width - values, block_size)
+    return torch.cat(((codes * scales[:, None]).to(dtype), exact), dim=1)
+
+
 def latent_attention(
     q: Tensor,
     layer_cache: Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from octavo_kernels.attention.wide import Plan
 from octavo_kernels.ops import Moves
 from octavo_worker.contract.cache import AttentionShape
 from octavo_worker.contract.step import SequenceStep, StepError
+from octavo_worker.model.expansion import Expansion
 from octavo_worker.model.recurrent.slots import moves_of
 from octavo_worker.model.stage import Stage
 
@@ -53,6 +54,22 @@ class Batch:
     moves: Moves | None = None
     prompts: bool = True
     windows: Paging | None = None
+    expansion: Expansion | None = None
+
+    @property
+    def absorbed(self) -> Batch:
+        """The sequences whose latent attention is absorbed, with the tokens of all: the first ones."""
+        if self.expansion is None:
+            return self
+        count = self.expansion.sequences
+        return replace(
+            self,
+            block_tables=self.block_tables[:count],
+            context_lens=self.context_lens[:count],
+            query_start=self.query_start[: count + 1],
+            groups=None if self.groups is None else self.groups[:count],
+            prefix_lens=None if self.prefix_lens is None else self.prefix_lens[:count],
+        )
 
     def paging(self, window: int) -> Paging:
         """Blocks of a layer with this `window` (0: none)."""

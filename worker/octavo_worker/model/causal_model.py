@@ -17,6 +17,7 @@ from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.state import StateSpec
 from octavo_worker.contract.windows import Slabs
 from octavo_worker.model.batch import Batch
+from octavo_worker.model.config import LatentLayer
 from octavo_worker.model.transfer import dtype_name
 from octavo_worker.ranks.group import Group
 
@@ -33,6 +34,7 @@ class CausalModel(Protocol):
     that computes it, with its revision. `forms`: those of quantised weights, in words. `factors`: those of LongRoPE,
     short or long; empty: it has none. `has_whole_experts`: each rank has some of the experts, and not a part of all.
     `has_chunks`: recurrent layers compute prompts by chunks, whose cuts show in last bits.
+    `expanded`: the layers whose prompts may be computed in the expanded form of latent attention; None: there are none.
     `kept_bytes` are those of a token that it keeps beside keys and values. Where it `reads_windows`, layers with a
     window may have blocks of their own. With a `group` heads are those of one of its
     ranks, and so are the tokens of `logits`.
@@ -45,6 +47,7 @@ class CausalModel(Protocol):
     factors: str
     has_whole_experts: bool
     has_chunks: bool
+    expanded: LatentLayer | None
     kept_bytes: int
     reads_windows: bool
     dtype: torch.dtype

@@ -13,8 +13,10 @@ from torch import Tensor
 from octavo_kernels.ops import LayerStates
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.expansion import expanded_layer
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
+from octavo_worker.model.layers.latent import LatentAttention
 from octavo_worker.model.layers.layer_inputs import InputTable
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.mixer import Mixer
@@ -103,6 +105,8 @@ class Decoder:
         self.states = tuple(
             mixer.state if isinstance(mixer, RecurrentMixer | BranchMixer) else None for mixer in self._mixers
         )
+        latent = [mixer.layer for mixer in self._mixers if isinstance(mixer, LatentAttention)]
+        self.expanded = expanded_layer(latent, self.dtype, self.device, uniform=uniform)
         self.has_chunks = any(isinstance(mixer, DeltaMixer) and mixer.chunked for mixer in self._mixers)
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()

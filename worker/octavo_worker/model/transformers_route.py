@@ -25,6 +25,7 @@ from octavo_worker.contract.cache import AttentionShape
 from octavo_worker.contract.state import StateSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.checkpoint.source import Checkpoint
+from octavo_worker.model.config import LatentLayer
 from octavo_worker.model.errors import CheckpointError
 from octavo_worker.model.library import drawn_model, filled_model, fitted
 from octavo_worker.model.numerics import TRANSFORMERS
@@ -66,6 +67,7 @@ class TransformersModel:
     factors = ""
     has_whole_experts = False
     has_chunks = False
+    expanded: LatentLayer | None = None
     states: tuple[StateSpec | None, ...] = ()
     reads_windows = False
     kept_bytes = 0

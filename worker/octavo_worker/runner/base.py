@@ -78,6 +78,7 @@ class BaseRunner:
             whole_experts=model.has_whole_experts,
             states=any(spec is not None for spec in model.states),
             chunks=model.has_chunks,
+            expanded=model.expanded is not None,
         )
         self.rows = WholeRows(model.vocab_size) if model.group is None else SplitRows(model.group, model.vocab_size)
         model.bind(grouped.parts, cache.block_size, max_model_len)

@@ -24,6 +24,18 @@ struct LatentRowsArgs {
 };
 cudaError_t latent_rows(const LatentRowsArgs&, cudaStream_t);
 
+// The rows of `count` blocks, as they were kept, one after the other. Rows of `out` begin at multiples of 16 bytes.
+struct LatentReadArgs {
+  Dtype dtype;
+  void* out;  // [count * block_size][rank + rotated]
+  int64_t out_stride;
+  int rank, rotated;
+  Cache cache;
+  const int32_t* blocks;
+  int64_t count;
+};
+cudaError_t latent_read(const LatentReadArgs&, cudaStream_t);
+
 cudaError_t write_cache(const WriteArgs&, cudaStream_t);
 cudaError_t simt_write(const WriteArgs&, cudaStream_t);  // what that one does not take
 cudaError_t copy_blocks(void* cache, int64_t block_bytes, const int64_t* pairs, int64_t count, cudaStream_t);

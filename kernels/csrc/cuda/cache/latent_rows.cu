@@ -1,5 +1,5 @@
 // What a layer keeps of a token with latent attention, and the rotated part of its queries, in one launch: one warp a token and
-// head, and one for the row that is kept.
+// head, and one for the row that is kept. And such rows as they are read back, for keys and values that are made of them.
 #include "cache/args.h"
 #include "cache/cells.cuh"
 
@@ -76,6 +76,39 @@ __global__ void __launch_bounds__(kWarps * 32) latent_kernel(const __grid_consta
   }
 }
 
+// Rows of whole blocks in the order of their columns, one warp a row. A code times its scale is rounded once.
+template <class T, class C>
+__global__ void __launch_bounds__(kWarps * 32) read_kernel(const __grid_constant__ LatentReadArgs a) {
+  wait_for_previous_kernel();
+  launch_next_kernel();
+  const int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, block_size = a.cache.block_size, within = int(row % block_size);
+  if (row >= a.count * block_size) return;
+  C* const cells = static_cast<C*>(a.cache.data) + a.blocks[row / block_size] * a.cache.block_stride;
+  T* const out = static_cast<T*>(a.out) + row * a.out_stride;
+  if constexpr (is_scaled<C>) {
+    const float scale = scales_of(cells, a.rank, block_size)[within];
+    const C* const codes = cells + int64_t(within) * a.rank;
+#pragma unroll 2  // registers are short
+    for (int i = lane; i < a.rank; i += 32)
+      out[i] = from_float<T>(to_float(codes[cell_place<C>(a.rank, within, i, false)]) * scale);
+    const T* const exact = exact_of<T>(cells, a.rank, block_size) + within * a.rotated;
+    for (int i = lane; i < a.rotated; i += 32) out[a.rank + i] = exact[i];
+  } else {
+    constexpr int unit = 16 / int(sizeof(T));
+    const int width = a.rank + a.rotated;
+    const T* const kept = cells + int64_t(within) * width;
+    for (int i = lane * unit; i < width; i += 32 * unit)
+      *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(kept + cell_place<T>(width, within, i, false));
+  }
+}
+
+template <class T, class C>
+cudaError_t launch_read(const LatentReadArgs& a, cudaStream_t stream) {
+  const int64_t rows = a.count * a.cache.block_size;
+  return launch_after(read_kernel<T, C>, {dim3(unsigned((rows + kWarps - 1) / kWarps)), kWarps * 32}, stream, a);
+}
+
 template <class T, class C>
 cudaError_t launch(const LatentRowsArgs& a, cudaStream_t stream) {
   const int64_t rows = a.tokens * (a.heads + 1);
@@ -91,6 +124,16 @@ cudaError_t latent_rows(const LatentRowsArgs& a, cudaStream_t stream) {
     if (a.cache.cells == Cells::i8) return launch<T, i8>(a, stream);
     if (a.cache.cells == Cells::f8) return launch<T, f8>(a, stream);
     return launch<T, T>(a, stream);
+  });
+}
+
+cudaError_t latent_read(const LatentReadArgs& a, cudaStream_t stream) {
+  if (a.count == 0) return cudaSuccess;
+  return with_dtype(a.dtype, [&](auto tag) {
+    using T = decltype(tag);
+    if (a.cache.cells == Cells::i8) return launch_read<T, i8>(a, stream);
+    if (a.cache.cells == Cells::f8) return launch_read<T, f8>(a, stream);
+    return launch_read<T, T>(a, stream);
   });
 }
 

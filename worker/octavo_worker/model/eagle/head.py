@@ -13,7 +13,7 @@ from octavo_kernels.ops import LayerStates
 from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.contract.state import StateSpec
 from octavo_worker.model.batch import Batch
-from octavo_worker.model.config import DecoderConfig
+from octavo_worker.model.config import DecoderConfig, LatentLayer
 from octavo_worker.model.eagle.features import Features
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
@@ -52,6 +52,7 @@ class EagleHead:
     factors = ""
     has_whole_experts = False
     has_chunks = False
+    expanded: LatentLayer | None = None
     states: tuple[StateSpec | None, ...] = ()
 
     def __init__(self, config: DecoderConfig, layers: HeadLayers, features: Features, tokens: int) -> None:

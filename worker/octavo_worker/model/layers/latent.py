@@ -1,4 +1,4 @@
-"""Multi-head latent attention of a block, in its absorbed form."""
+"""Multi-head latent attention of a block."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class LatentWeights:
 class LatentAttention:
     """All heads read one row of a token. A score is the product of a query and a key that is made of the latent; here
     the query is multiplied instead, and values are made of the sum of latents: prompts and decodes take this same form,
-    so that no bit depends on how a prompt is cut."""
+    so that no bit depends on how a prompt is cut. Where nothing of the kind is promised, a step may have an `Expansion`
+    for its prompts."""
 
     def __init__(self, layer: LatentLayer, weights: LatentWeights, out: Linear, products: Products) -> None:
         """`layer` has the heads of this rank."""
@@ -104,19 +105,31 @@ class LatentAttention:
 
     def attend(self, x: Input, b: Buffers, batch: Batch) -> None:
         """Attention into `b.attended[T, heads, value_dim]`."""
-        c = self.layer
-        q = self._keep(Input(x.materialise(), context=x.context), batch)
-        read = q.new_empty(len(q), c.heads, c.rank)
-        cache, tables = self.cache, batch.block_tables
-        if batch.stage is not None:
-            cache, tables = batch.stage.gather(cache), batch.stage.tables  # with what was just written
-        sequences = (tables, batch.context_lens, batch.query_start)
-        ops.latent_attention(q, cache, *sequences, read, c.scale, self.block_size, batch.plans.get(self.shape))
+        c, expansion = self.layer, batch.expansion
+        q, met = self._keep(Input(x.materialise(), context=x.context), batch)
+        rows = len(q) if expansion is None else expansion.row
         b.attended = q.new_empty(len(q), c.heads, c.value_dim)
-        self._by_head(read, self.to_values, b.attended)
+        if rows:
+            self._attend_absorbed(met[:rows], batch, b.attended[:rows])
+        if expansion is not None:
+            matrices = self.to_latent, self.to_values
+            expansion.attend(self.cache, matrices, q[rows:], met[rows:, :, c.rank :], b.attended[rows:])
 
-    def _keep(self, x: Input, batch: Batch) -> Tensor:
-        """Queries as they meet what is kept, `[T, heads, width]`; what is kept of the step's tokens is written."""
+    def _attend_absorbed(self, q: Tensor, batch: Batch, out: Tensor) -> None:
+        """Attention of queries that meet what is kept, into `out[T, heads, value_dim]`."""
+        c, own = self.layer, batch.absorbed
+        read = q.new_empty(len(q), c.heads, c.rank)
+        cache, tables = self.cache, own.block_tables
+        if batch.stage is not None:
+            cache, tables = batch.stage.gather(cache), batch.stage.tables[: len(tables)]  # with what was just written
+        sequences = (tables, own.context_lens, own.query_start)
+        ops.latent_attention(q, cache, *sequences, read, c.scale, self.block_size, batch.plans.get(self.shape))
+        self._by_head(read, self.to_values, out)
+
+    def _keep(self, x: Input, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Queries before their rotation, `[T, heads, plain + rotated]`, and, `[T, heads, width]`, as they meet what is
+        kept, of which those that are expanded have the rotated part alone; what is kept of the step's tokens is
+        written."""
         c = self.layer
         kept = self.latent.apply(x)
         q = self.queries.apply(x).view(len(kept), c.heads, c.plain + c.rotated)
@@ -125,10 +138,12 @@ class LatentAttention:
         out = kept.new_empty(len(kept), c.heads, c.width)
         place = (self.cache, batch.slots, batch.positions, self.cos_sin, self.block_size)
         if kept.is_cpu:
-            return ops.write_latent(self._packed(q, kept).flatten(1), out, *place)
-        self._by_head(q[..., : c.plain], self.to_latent, out[..., : c.rank])
+            return q, ops.write_latent(self._packed(q, kept).flatten(1), out, *place)
+        rows = len(q) if batch.expansion is None else batch.expansion.row
+        if rows:
+            self._by_head(q[:rows, :, : c.plain], self.to_latent, out[:rows, :, : c.rank])
         ops.keep_latent(q[..., c.plain :], kept, self.norm.operand, out, *place)
-        return out
+        return q, out
 
     def _packed(self, q: Tensor, kept: Tensor) -> Tensor:
         """Queries, then what is kept, before the rotation: `[T, heads + 1, width]`."""

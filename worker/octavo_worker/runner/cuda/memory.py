@@ -10,6 +10,7 @@ from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CausalModel
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError
+from octavo_worker.model.expansion import ExpansionRoom, head_dim
 from octavo_worker.model.layers.attention import Attention
 from octavo_worker.model.layers.latent import LatentAttention
 from octavo_worker.model.recurrent.layers import DeltaLayer
@@ -39,7 +40,8 @@ def room_for_cache(options: ModelOptions, model: CausalModel, max_model_len: int
 def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *others: CausalModel) -> int:
     """Logits of a full batch in the model's dtype and in float32, and what experts, latent attention and norms over
     ranks make of its rows, and the chunks of prompts, both in a graph and outside of one; what recurrent layers make;
-    partial results of attention; block tables; the copies of host blocks; and a constant for the rest."""
+    room for the keys of expanded prompts; partial results of attention; block tables; the copies of host blocks; and a
+    constant for the rest."""
     logits = 2 * options.most_samples * model.vocab_size * (model.dtype.itemsize + 4)
     cached = KV_DTYPES.get(options.kv_dtype)
     partial = sum(AttentionPlans.scratch_bytes(m, options.max_running, max_model_len, cached) for m in (model, *others))
@@ -48,7 +50,7 @@ def step_bytes(options: ModelOptions, model: CausalModel, max_model_len: int, *o
     tables = rows * -(-max_model_len // options.block_size) * 4
     staged = STAGE_BYTES if options.host_cache_bytes else 0
     made = 2 * (expert_bytes(model) + latent_bytes(model) + chunk_bytes(model, options.max_running))
-    made += 2 * gathered_bytes(model) + recurrent_bytes(model)
+    made += 2 * gathered_bytes(model) + recurrent_bytes(model) + expansion_bytes(model, max_model_len)
     return logits + made + partial + tables + staged + WORKSPACE
 
 
@@ -91,11 +93,21 @@ def chunk_bytes(model: CausalModel, sequences: int) -> int:
     return max(room_bytes(len(model.buffers.hidden), sequences, layer.key_heads, layer.heads) for layer in layers)
 
 
+def expansion_bytes(model: CausalModel, max_model_len: int) -> int:
+    """Bytes of the room for the keys and values of one layer's expanded prompts."""
+    if not isinstance(model, Decoder) or model.expanded is None:
+        return 0
+    return ExpansionRoom.step_bytes(model.expanded, model.dtype, max_model_len + len(model.buffers.hidden))
+
+
 def latent_bytes(model: CausalModel) -> int:
     """Bytes of the queries of one layer with latent attention, and of what they read, of as many rows as there are
-    buffers for."""
+    buffers for. In the expanded form both are as wide as heads."""
     if not isinstance(model, Decoder):
         return 0
     layers = [block.attention.layer for block in model.layers.blocks if isinstance(block.attention, LatentAttention)]
-    columns = (c.heads * (c.plain + c.rotated + c.width + c.rank + c.value_dim) for c in layers)
+    read = (max(c.rank, 2 * (head_dim(c) or 0) if model.expanded is not None else 0) for c in layers)
+    columns = (
+        c.heads * (c.plain + c.rotated + c.width + each + c.value_dim) for c, each in zip(layers, read, strict=True)
+    )
     return len(model.buffers.hidden) * max(columns, default=0) * model.dtype.itemsize

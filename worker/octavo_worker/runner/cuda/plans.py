@@ -120,8 +120,10 @@ def _is_wide(shape: AttentionShape, model: CausalModel, cache_dtype: torch.dtype
 
 
 def _updated(plans: Plans, batch: Batch, *, decodes: bool = True, prompts: bool = True) -> Plans:
-    for plan in plans.values():
-        plan.update(
-            batch.context_lens, batch.query_start, batch.groups, batch.prefix_lens, decodes=decodes, prompts=prompts
-        )
+    for shape, plan in plans.items():
+        part = batch.absorbed if shape.latent else batch
+        if len(part.context_lens):  # or all of the step is expanded
+            plan.update(
+                part.context_lens, part.query_start, part.groups, part.prefix_lens, decodes=decodes, prompts=prompts
+            )
     return plans

@@ -16,6 +16,7 @@ from octavo_worker.contract.cache import heads_per_kv, windows_of
 from octavo_worker.contract.step import Done, Launched, Masks, SharedReading, StepError, StepPlan
 from octavo_worker.model.batch import Batch, Paging
 from octavo_worker.model.causal_model import CacheConfig, CausalModel
+from octavo_worker.model.expansion import Expansion, ExpansionRoom
 from octavo_worker.model.stage import Stage
 from octavo_worker.model.transfer import on_device
 from octavo_worker.runner.base import BaseRunner
@@ -90,6 +91,7 @@ class CudaRunner(BaseRunner):
         self._swap = self._swap_streams()
         grouped, cached = self.shared_reading is not None, self.kv_cache.dtype
         self._plans = AttentionPlans(model, max_running, tokens, max_model_len, groups=grouped, cache_dtype=cached)
+        self._room = ExpansionRoom.of(model.expanded, model.dtype, device, cache.block_size, max_model_len + tokens)
         self._stream = torch.cuda.Stream(device)
         self._before: Slot | None = None  # of the step launched last
         groups, windowed = heads_per_kv(model.cache), any(windows_of(model.cache))
@@ -339,6 +341,9 @@ class CudaRunner(BaseRunner):
         packed, sizes = step.packed, step.packed.sizes
         self._unpack(sizes.sequences)
         batch = self._batch(sizes.sequences, sizes.tokens)
+        if self._room is not None:
+            parts = (batch.block_tables, batch.context_lens, batch.query_start)
+            batch.expansion = Expansion.of(self._room, parts, sizes.queries, sizes.contexts, sizes.decodes)
         batch.plans = self._plans.for_step(batch, decodes=not shape.prompts_only)
         if shape.is_staged:
             batch.stage = Stage.of(batch.block_tables, sizes.contexts, self.block_size)
