@@ -55,7 +55,7 @@ BUDGETS = {
     "octavo_worker.model": 9850,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1680,
-    "octavo_kernels": 5230,
+    "octavo_kernels": 5240,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,
