@@ -80,6 +80,16 @@ class Ssm:
         )  # fmt: skip
 
 
+class ChunkedSsm(Ssm):
+    """The same, with prompts by chunks, whose products are of tensor cores: floors are those of bytes."""
+
+    operations = 0
+
+    def __init__(self, heads: int, groups: int) -> None:
+        super().__init__(heads, groups)
+        self.name, self.step = f"{self.name}, chunks", partial(self.step, chunked=True)
+
+
 class ShortConvolution:
     """The short convolution of LFM2-1.2B."""
 
@@ -113,8 +123,9 @@ def in_blocks(cut: int) -> AbstractContextManager[None]:
 def recurrent_rows() -> list[Row]:
     """Floors are the bytes of rows, and of states that are read and written, or the operations."""
     made = []
-    for layer in (Delta(), ChunkedDelta(), Ssm(128, 1), Ssm(64, 8), ShortConvolution()):
-        for sequences, tokens in PROMPTS if isinstance(layer, ChunkedDelta) else STEPS:
+    mamba = (Ssm(128, 1), ChunkedSsm(128, 1), Ssm(64, 8), ChunkedSsm(64, 8))
+    for layer in (Delta(), ChunkedDelta(), *mamba, ShortConvolution()):
+        for sequences, tokens in PROMPTS if isinstance(layer, ChunkedDelta | ChunkedSsm) else STEPS:
             elements = torch.Size(layer.matrix).numel() if layer.matrix else 0
             moved = 8 * sequences * elements + 2 * sequences * tokens * (layer.width + layer.inner)
             floor = max(moved / READ, sequences * tokens * layer.operations * elements / LANES)

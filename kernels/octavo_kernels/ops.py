@@ -46,7 +46,7 @@ from octavo_kernels.products.linear import gated_linear, linear
 from octavo_kernels.products.norm import layer_norm, rms_norm
 from octavo_kernels.products.product import Product
 from octavo_kernels.products.quantised import copy_of, pack, takes_copy
-from octavo_kernels.recurrent.chunks import room_bytes, takes_chunks
+from octavo_kernels.recurrent.chunks import delta_tiles, room_bytes, ssm_tiles, takes_chunks
 from octavo_kernels.recurrent.delta import delta_step
 from octavo_kernels.recurrent.operands import Convolution, GatedNorm, LayerStates, Moves
 from octavo_kernels.recurrent.short_conv import conv_step
@@ -81,6 +81,7 @@ __all__ = [
     "copy_of",
     "cpu_level",
     "delta_step",
+    "delta_tiles",
     "empty_cache",
     "experts_down",
     "experts_up",
@@ -107,6 +108,7 @@ __all__ = [
     "set_num_threads",
     "sigmoid",
     "ssm_step",
+    "ssm_tiles",
     "swap_blocks",
     "takes_chunks",
     "takes_copy",

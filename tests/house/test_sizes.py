@@ -55,7 +55,7 @@ BUDGETS = {
     "octavo_worker.model": 10140,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1690,
-    "octavo_kernels": 5260,
+    "octavo_kernels": 5270,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,

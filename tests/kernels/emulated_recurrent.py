@@ -56,7 +56,7 @@ class SsmFields(ctypes.Structure):
     _fields_ = (
         ("step", StepFields), ("matrices", Slots), ("norm", NormFields), ("groups", c_int), ("heads", c_int),
         ("size", c_int), ("head_dim", c_int), ("rates", c_void_p), ("dt_bias", c_void_p), ("skip", c_void_p),
-        ("least", c_float), ("most", c_float), ("y", c_void_p),
+        ("least", c_float), ("most", c_float), ("y", c_void_p), ("room", RoomFields),
     )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ class EmulatedRecurrent:
     def delta_step(
         self, x: Tensor, states: LayerStates, moves: Moves, convolution: Convolution, norm: GatedNorm, *,
         key_heads: int, rates: Tensor, dt_bias: Tensor, beta_scale: float = 1.0, cut: int = 0, chunked: bool = False,
-        tiles: int = chunks.TILES,
+        tiles: int | None = None,
     ) -> Tensor:  # fmt: skip
         """`chunked`: prompts go by chunks, `tiles` at a time."""
         assert states.matrices is not None
@@ -82,14 +82,14 @@ class EmulatedRecurrent:
         fields = DeltaFields(
             self._step(x, states, moves, convolution, out), _slots(states.matrices), _norm(norm), key_heads, heads,
             key_dim, value_dim, address(rates), address(dt_bias), beta_scale, cut,
-            self._room(len(x), len(moves.read), key_heads, heads, tiles) if chunked else RoomFields(),
+            self._room(chunks.delta_tiles(key_heads, heads), tiles, x, moves) if chunked else RoomFields(),
         )  # fmt: skip
         return self._call("delta", fields, out)
 
     def ssm_step(
         self, x: Tensor, states: LayerStates, moves: Moves, convolution: Convolution, norm: GatedNorm, *,
         groups: int, rates: Tensor, dt_bias: Tensor, skip: Tensor,
-        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        dt_limit: tuple[float, float] = (0.0, float("inf")), chunked: bool = False, tiles: int | None = None,
     ) -> Tensor:  # fmt: skip
         assert states.matrices is not None
         _, heads, size, head_dim = states.matrices.shape
@@ -98,8 +98,11 @@ class EmulatedRecurrent:
         fields = SsmFields(
             self._step(x, states, moves, convolution, out), _slots(states.matrices), _norm(norm), groups, heads, size,
             head_dim, address(rates), address(dt_bias), address(skip), *dt_limit, y.data_ptr(),
+            self._room(chunks.ssm_tiles(groups, heads, size, head_dim), tiles, x, moves) if chunked else RoomFields(),
         )  # fmt: skip
-        return self._call("ssm", fields, out)
+        made = self._call("ssm", fields, out)
+        assert y[-1:].isnan().all()
+        return made
 
     def conv_step(self, x: Tensor, states: LayerStates, moves: Moves, convolution: Convolution) -> Tensor:
         out = self._held(torch.full((len(x) + 1, x.shape[1] // 3), float("nan"), dtype=x.dtype))
@@ -110,10 +113,11 @@ class EmulatedRecurrent:
         step: Callable[..., Tensor] = getattr(self, kind.partition(",")[0] + "_step")
         return step
 
-    def _room(self, rows: int, sequences: int, key_heads: int, heads: int, tiles: int) -> RoomFields:
+    def _room(self, made: chunks.ChunkTiles, tiles: int | None, x: Tensor, moves: Moves) -> RoomFields:
         """Room for chunks, of which every number is NaN."""
-        size = chunks.room_bytes(rows, sequences, key_heads, heads)
-        return RoomFields(self._held(torch.full((size,), 255, dtype=torch.uint8)).data_ptr(), size, tiles)
+        at_once = made.most if tiles is None else tiles
+        size = chunks.room_bytes(made._replace(most=at_once), len(x), len(moves.read))
+        return RoomFields(self._held(torch.full((size,), 255, dtype=torch.uint8)).data_ptr(), size, at_once)
 
     def _held(self, tensor: Tensor) -> Tensor:
         """An aligned copy that lives as long as the call."""

@@ -48,6 +48,8 @@ def recurrent() -> None:
         for norm in (512, 128):
             ssm_steps(2, 8, dtype, norm)
         ssm_steps(1, 132, dtype, 132 * 64)
+        ssm_steps(2, 8, dtype, 512, prompts=True)
+        ssm_steps(2, 8, dtype, 512, prompts=True, size=256)
         conv_steps(520, dtype)
 
 
@@ -71,13 +73,16 @@ def delta_steps(key_heads: int, heads: int, dtype: torch.dtype, cut: int, prompt
     delta.run = usual
 
 
-def ssm_steps(groups: int, heads: int, dtype: torch.dtype, group: int) -> None:
-    inner, channels = heads * 64, heads * 64 + 2 * groups * 128
+def ssm_steps(groups: int, heads: int, dtype: torch.dtype, group: int, prompts: bool = False, size: int = 128) -> None:
+    """`prompts`: rows by chunks beside those that are walked, if the type takes them."""
+    given = moves(81) if prompts else moves()
+    inner, channels = heads * 64, heads * 64 + 2 * groups * size
     ops.ssm_step(
-        data(sum(LENGTHS), inner + channels + heads, dtype=dtype), states(channels, 4, dtype, heads, 128, 64), moves(),
+        data(int(given.query_start[-1]), inner + channels + heads, dtype=dtype),
+        states(channels, 4, dtype, heads, size, 64), given,
         Convolution(data(4, channels, dtype=dtype), data(channels, dtype=dtype)),
         GatedNorm(data(inner).abs(), group, gate_first=group > 128), groups=groups, rates=-data(heads).abs(),
-        dt_bias=data(heads), skip=data(heads),
+        dt_bias=data(heads), skip=data(heads), chunked=prompts,
     )  # fmt: skip
 
 

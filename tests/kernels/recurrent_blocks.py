@@ -26,6 +26,13 @@ BLOCK_LAYERS: dict[str, Callable[..., Layer]] = {
     "conv, bias": partial(conv_layer, 24, taps=4, bias=True),
 }
 
+CHUNKED_SSM: dict[str, Callable[..., Layer]] = {
+    "groups": partial(ssm_layer, 2, 8, 128, 64),
+    "heads alone, no norm": partial(ssm_layer, 4, 4, 128, 64, norm="none"),
+    "256 rows, wide heads": partial(ssm_layer, 2, 4, 256, 128, norm="before"),
+}
+"""Layers of Mamba2 whose prompts go by chunks: two, one and four parts of heads to a group."""
+
 
 def moved(value: object, device: str) -> object:
     """Tensors of an operation's arguments, on a device."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from recurrent_layers import Layer, Part, delta_layer, moves_of, same
+from recurrent_layers import Layer, Part, delta_layer, moves_of, same, ssm_layer
 from torch import Tensor
 
 from octavo_kernels import cuda
 from octavo_kernels.recurrent import chunks, delta
 
 from . import recurrent_blocks as blocks
-from .recurrent_blocks import BLOCK_LAYERS, with_step
+from .recurrent_blocks import BLOCK_LAYERS, CHUNKED_SSM, with_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
@@ -102,12 +102,12 @@ PROMPTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tiles", [2, chunks.TILES])
+@pytest.mark.parametrize("tiles", [2, chunks.DELTA_TILES])
 @pytest.mark.parametrize("shape", [(1, 2), (2, 6), (2, 8)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_chunks_of_prompts_are_those_of_the_reference(shape, dtype, tiles, monkeypatch):
     """In parts that divide sequences, too."""
-    monkeypatch.setattr(chunks, "TILES", tiles)
+    monkeypatch.setattr(chunks, "DELTA_TILES", tiles)
     blocks.assert_reference(by_chunks(*shape, dtype=dtype), PROMPTS, "cuda")
 
 
@@ -126,8 +126,8 @@ def test_what_is_no_prompt_is_walked_beside_chunks():
 def test_chunks_are_the_same_every_time_and_in_any_parts(monkeypatch):
     layer, first = by_chunks(16, 32), None
     x = layer.rows(5500).cuda()
-    for tiles in [chunks.TILES] * 10 + [7]:
-        monkeypatch.setattr(chunks, "TILES", tiles)
+    for tiles in [chunks.DELTA_TILES] * 10 + [7]:
+        monkeypatch.setattr(chunks, "DELTA_TILES", tiles)
         states = blocks.begun(layer, "cuda", (1, 2, 3))
         out = blocks.step(layer, x, states, [Part(5000, 1, 1), Part(1, 2, 2), Part(499, 3, 3)])
         now = (out, states.columns[1:4].clone(), states.matrices[1:4].clone())
@@ -148,9 +148,63 @@ def test_a_long_prompt_by_chunks_stays_close_to_float64():
     torch.testing.assert_close(states.matrices[1].cpu().double(), exact.matrices[1], atol=2e-4, rtol=2e-4)
 
 
-def test_a_graph_takes_other_prompts():
+def ssm_by_chunks(layer: Layer) -> Layer:
+    return with_step(layer, layer.step.func, "cuda", chunked=True)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("room", [1, chunks.SSM_BYTES], ids=["chunk", "room"])
+@pytest.mark.parametrize("kind", CHUNKED_SSM)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_chunks_of_prompts_of_mamba2_are_those_of_the_reference(kind, dtype, room, monkeypatch):
+    """A chunk at a time, too."""
+    monkeypatch.setattr(chunks, "SSM_BYTES", room)
+    blocks.assert_reference(ssm_by_chunks(CHUNKED_SSM[kind](dtype=dtype)), PROMPTS, "cuda")
+
+
+@pytest.mark.parametrize("sizes", [(1, 128, 128, 64), (8, 64, 128, 64), (1, 32, 256, 128)])
+def test_chunks_of_mamba2_of_models_are_the_same_every_time_and_in_any_parts(sizes, monkeypatch):
+    layer, first = ssm_by_chunks(ssm_layer(*sizes, dtype=torch.bfloat16)), None
+    x = layer.rows(5500).cuda()
+    for room in [chunks.SSM_BYTES] * 10 + [5 << 20]:
+        monkeypatch.setattr(chunks, "SSM_BYTES", room)
+        states = blocks.begun(layer, "cuda", (1, 2, 3))
+        out = blocks.step(layer, x, states, [Part(5000, 1, 1), Part(1, 2, 2), Part(499, 3, 3)])
+        now = (out, states.columns[1:4].clone(), states.matrices[1:4].clone())
+        first = first or now
+        assert all(torch.equal(*pair) for pair in zip(first, now, strict=True))
+
+
+@pytest.mark.parametrize("slow", [0.01, 1.0])
+def test_a_long_prompt_of_mamba2_by_chunks_stays_close_to_float64(slow):
+    """As close as a walk's outputs in bfloat16 and state, with decays near one and others."""
+    layer = ssm_layer(1, 4, 128, 64, dtype=torch.bfloat16)
+    for call in (layer.step, layer.plain):
+        call.keywords["rates"] = call.keywords["rates"] * slow  # type: ignore[attr-defined]
+    x, states = layer.rows(2000), blocks.states_of(layer, "cuda")
+    out = blocks.step(ssm_by_chunks(layer), x.cuda(), states, [Part(2000, write=1)])
+    exact = blocks.states_of(layer, matrix_dtype=torch.float64)
+    wanted = layer.plain(x, exact, moves_of([Part(2000, write=1)]))
+    torch.testing.assert_close(out.cpu().float(), wanted.float(), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(states.matrices[1].cpu().double(), exact.matrices[1], atol=2e-4, rtol=2e-4)
+
+
+def test_what_is_no_prompt_of_mamba2_is_walked_beside_chunks():
+    walked = [Part(1, 1, 1), Part(63, 3, 3), Part(65, 4, 5, [(n, 6 + n) for n in range(1, 5)])]
+    made, slots = [], [1, 3, 5, 7, 8, 9, 10]
+    for chunked, parts in ((True, [*walked, Part(500, write=2)]), (False, walked)):
+        torch.manual_seed(2)
+        layer = on_gpu(ssm_layer(1, 128, 128, 64, dtype=torch.bfloat16))
+        layer = with_step(layer, layer.step.func, "cuda", chunked=chunked)  # type: ignore[attr-defined]
+        states = blocks.begun(layer, "cuda", (1, 3, 4))
+        out = blocks.step(layer, layer.rows(629)[: sum(part.rows for part in parts)].cuda(), states, parts)
+        made.append((out[:129], states.columns[slots], states.matrices[slots]))
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["delta", "ssm"])
+def test_a_graph_takes_other_prompts(kind):
     """Which of its rows go by chunks, and in how many, is what the words of a replay say."""
-    layer = by_chunks(2, 4)
+    layer = by_chunks(2, 4) if kind == "delta" else ssm_by_chunks(ssm_layer(2, 8, 128, 64, dtype=torch.bfloat16))
     x, eager, states = layer.rows(200).cuda(), *(blocks.begun(layer, "cuda", (1, 2, 3)) for _ in range(2))
     static, moves = torch.zeros_like(x), moves_of([Part(198), Part(1), Part(1, keeps=[(1, 0)])], "cuda")
     layer.step(static, states, moves)

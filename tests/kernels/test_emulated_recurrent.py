@@ -11,13 +11,13 @@ from functools import partial
 
 import pytest
 import torch
-from recurrent_layers import Layer, Part, delta_layer, moves_of
+from recurrent_layers import Layer, Part, delta_layer, moves_of, ssm_layer
 
 from octavo_kernels.recurrent import chunks
 
 from . import recurrent_blocks as blocks
 from .emulated_recurrent import EmulatedRecurrent
-from .recurrent_blocks import BLOCK_LAYERS, with_step
+from .recurrent_blocks import BLOCK_LAYERS, CHUNKED_SSM, with_step
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
 
@@ -95,7 +95,7 @@ def test_columns_in_place_are_read_before_they_are_written(emulated, cut):
         blocks.assert_no_cut_shows(delta(emulated, cut, seed, 2, 4), 3, [1, 2])
 
 
-def chunked(emulated: EmulatedRecurrent, seed: int, *sizes: int, tiles: int = 72, **more: object) -> Layer:
+def chunked(emulated: EmulatedRecurrent, seed: int, *sizes: int, tiles: int | None = None, **more: object) -> Layer:
     """A layer whose prompts go by chunks, `tiles` at a time."""
     return with_step(delta(emulated, 0, seed, *sizes, **more), emulated.delta_step, chunked=True, tiles=tiles)
 
@@ -139,8 +139,83 @@ def test_parts_and_blocks_of_chunks_change_no_bit(emulated):
 
 
 def test_a_room_for_chunks_that_is_too_small_is_refused(emulated, monkeypatch):
-    layer, size, parts = chunked(emulated, 1), chunks.room_bytes(64, 1, 1, 2), [Part(64, write=1)]
+    layer, parts = chunked(emulated, 1), [Part(64, write=1)]
+    size = chunks.room_bytes(chunks.delta_tiles(1, 2), 64, 1)
     blocks.step(layer, layer.rows(64), blocks.states_of(layer), parts)
+    monkeypatch.setattr(chunks, "room_bytes", lambda *_: size - 256)
+    with pytest.raises(ValueError, match="error"):
+        blocks.step(layer, layer.rows(64), blocks.states_of(layer), parts)
+
+
+def ssm_chunked(emulated: EmulatedRecurrent, seed: int, layer: Layer, **how: object) -> Layer:
+    """A layer of Mamba2 whose prompts go by chunks."""
+    emulated.set_up(4, seed)
+    return with_step(layer, emulated.ssm_step, chunked=True, **how)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_chunks_of_prompts_of_mamba2_are_those_of_the_reference(emulated, dtype):
+    """In parts that divide a sequence, too."""
+    layer = ssm_layer(1, 4, 128, 64, dtype=dtype, norm="whole", dt_limit=(0.3, 1.5))
+    blocks.assert_reference(ssm_chunked(emulated, 5, layer, tiles=3), PROMPTS)
+
+
+@pytest.mark.parametrize("kind", CHUNKED_SSM)
+def test_chunks_of_any_heads_of_mamba2_are_those_of_the_reference(emulated, kind):
+    layer = ssm_chunked(emulated, 6, CHUNKED_SSM[kind](dtype=torch.bfloat16))
+    blocks.assert_reference(layer, [Part(1, 1, 1), Part(70, 2, 2, [(64, 3)])])
+
+
+def test_tokens_of_a_chunk_behind_a_large_decay_lose_nothing(emulated):
+    """Their decays are differences of sums in which nearly all is that of the tokens before."""
+    layer = ssm_layer(1, 4, 128, 64, dtype=torch.bfloat16, norm="none")
+    layer.step.keywords["rates"].fill_(-30.0)  # type: ignore[attr-defined]
+    layer.plain.keywords["rates"].fill_(-30.0)  # type: ignore[attr-defined]
+    x, parts = layer.rows(64), [Part(64, write=1)]
+    x[:, -4:], x[:6, -4:] = -6.0, 40.0
+    states, wanted = blocks.states_of(layer), blocks.states_of(layer, matrix_dtype=torch.float64)
+    layer.plain(x, wanted, moves_of(parts))
+    blocks.step(ssm_chunked(emulated, 7, layer), x, states, parts)
+    torch.testing.assert_close(states.matrices[1].double(), wanted.matrices[1], atol=1e-6, rtol=1e-4)
+
+
+def test_states_that_chunks_of_mamba2_leave_see_no_token_behind_them(emulated):
+    layer = ssm_layer(1, 4, 128, 64, dtype=torch.bfloat16)
+    x, kept, alone = layer.rows(70), blocks.states_of(layer), blocks.states_of(layer)
+    blocks.step(with_step(layer, emulated.ssm_step), x[:3], alone, [Part(3, write=1)])
+    x[3:] = float("inf")
+    blocks.step(ssm_chunked(emulated, 8, layer), x, kept, [Part(70, keeps=[(3, 2)])])
+    torch.testing.assert_close(kept.matrices[2], alone.matrices[1], atol=3e-5, rtol=1e-4)
+
+
+def test_parts_and_blocks_of_chunks_of_mamba2_change_no_bit(emulated):
+    made = []
+    for tiles, multiprocessors in ((1, 3), (72, 40)):
+        torch.manual_seed(1)
+        layer = ssm_chunked(emulated, tiles, ssm_layer(2, 8, 128, 64, dtype=torch.bfloat16), tiles=tiles)
+        states = blocks.begun(layer, "cpu", (1, 2))
+        emulated.set_up(multiprocessors, tiles)
+        out = blocks.step(layer, layer.rows(194), states, [Part(130, 1, 1), Part(64, 2, 2)])
+        made.append((out, states.columns[1:3], states.matrices[1:3]))
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+def test_what_is_no_prompt_of_mamba2_is_walked_beside_chunks(emulated):
+    walked = [Part(1, 1, 1), Part(9, 3, 3), Part(65, 4, 5, [(n, 6 + n) for n in range(1, 5)])]
+    made, slots = [], [1, 3, 5, 7, 8, 9, 10]
+    for chunked, parts in ((True, [*walked, Part(64, write=2)]), (False, walked)):
+        torch.manual_seed(2)
+        emulated.set_up(4, 6)
+        layer = with_step(ssm_layer(1, 4, 128, 64, dtype=torch.bfloat16), emulated.ssm_step, chunked=chunked)
+        states = blocks.begun(layer, "cpu", (1, 3, 4))
+        out = blocks.step(layer, layer.rows(139)[: sum(part.rows for part in parts)], states, parts)
+        made.append((out[:75], states.columns[slots], states.matrices[slots]))
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+def test_a_room_for_chunks_of_mamba2_that_is_too_small_is_refused(emulated, monkeypatch):
+    layer = ssm_chunked(emulated, 1, ssm_layer(1, 4, 128, 64, dtype=torch.bfloat16))
+    size, parts = chunks.room_bytes(chunks.ssm_tiles(1, 4, 128, 64), 64, 1), [Part(64, write=1)]
     monkeypatch.setattr(chunks, "room_bytes", lambda *_: size - 256)
     with pytest.raises(ValueError, match="error"):
         blocks.step(layer, layer.rows(64), blocks.states_of(layer), parts)

@@ -109,9 +109,9 @@ def test_log_probabilities_are_as_near_to_transformers_as_on_a_cpu(name: str, ma
     assert ours.quantile(most) <= 1.3 * by * theirs.quantile(most)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
+@pytest.mark.parametrize("name", DENSE)
 def test_numerics_tell_of_chunks(name: str, loaded: Any) -> None:
-    assert ("chunks" in loaded(name).numerics) == (name == "qwen3_5")
+    assert ("chunks" in loaded(name).numerics) == (name != "lfm2")
     assert "chunks" not in loaded(name, deterministic=True).numerics
 
 

@@ -1,10 +1,12 @@
-"""Prompts of the gated delta rule by chunks on a GPU: which steps may have some, and the room that they take.
+"""Prompts of recurrent layers by chunks on a GPU: which steps may have some, and the room that they take.
 
 A chunk is 64 tokens, or fewer in front of a keep and at a prompt's end. Products of its own tokens are made of all
-chunks at a time, on tensor cores; only products with the state wait for the chunk before.
+chunks at a time, or beside others, on tensor cores; only products with the state wait for the chunk before.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,15 +15,34 @@ from octavo_kernels.operands import address
 
 CHUNK = 64
 """Tokens. A sequence of fewer is computed token after token, as decodes are."""
-TILES = 72
-"""Chunks that are computed at a time: 4,096 tokens, and some that end at keeps. More would take more room."""
-KEY_TILE = (4 * 64 * (128 + 8)) * 2
-"""Bytes of a chunk's keys and queries, in two parts each: 64 rows of 128 elements, with room for 8 more."""
-HEAD_TILE = (4 * 64 * (64 + 8)) * 2 + 2 * 64 * 4
-"""Bytes of a chunk's products of tokens with each other, in two matrices of two parts, and decays."""
-VALUE_TILE = 128 * (64 + 4) * 4
-"""Bytes of a chunk's values of a head, or of its outputs."""
+DELTA_TILES = 72
+"""Chunks of the delta rule that are computed at a time: 4,096 tokens, and some that end at keeps."""
+SSM_BYTES = 256 << 20
+"""Room for chunks of Mamba2 that are computed at a time: those of some sequences, whose heads are blocks enough."""
 ALIGNMENT = 256
+
+
+class ChunkTiles(NamedTuple):
+    """The tiles that a layer's chunks are made into: bytes of each kind that one chunk has, bytes of the layer's states
+    on their way between parts of a step, and the most chunks that a part has."""
+
+    kinds: tuple[int, ...]
+    carry: int
+    most: int
+
+
+def delta_tiles(key_heads: int, heads: int) -> ChunkTiles:
+    """Tiles of the gated delta rule (csrc/cuda/recurrent/delta_chunk.cuh): keys and queries in two parts each, with
+    rows of 8 elements more than they need; products of tokens with each other, likewise, and decays; values."""
+    keys, triangles, values = 4 * 64 * (128 + 8) * 2, 4 * 64 * (64 + 8) * 2 + 2 * 64 * 4, 128 * (64 + 4) * 4
+    return ChunkTiles((key_heads * keys, heads * triangles, heads * values), 2 * heads * 128 * 128 * 4, DELTA_TILES)
+
+
+def ssm_tiles(groups: int, heads: int, size: int, head_dim: int) -> ChunkTiles:
+    """Tiles of Mamba2 (csrc/cuda/recurrent/ssm_chunk.cuh): of each group B and C in two parts each, and the lower
+    triangle, in blocks of 16 tokens, of the products of these."""
+    tile = groups * (4 * 64 * size * 2 + 16 * 16 * (1 + 2 + 3 + 4) * 4)
+    return ChunkTiles((tile,), 2 * heads * size * head_dim * 4, max(1, SSM_BYTES // tile))
 
 
 def most_chunks(rows: int, sequences: int) -> int:
@@ -35,28 +56,21 @@ def takes_chunks(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and dtype.itemsize == 2
 
 
-def may_have_chunks(x: Tensor, sequences: int) -> bool:
-    """True if a step of the rows `x` may have a sequence that is computed by chunks."""
-    return takes_chunks(x.device, x.dtype) and len(x) - sequences >= CHUNK - 1
-
-
-def room_bytes(rows: int, sequences: int, key_heads: int, heads: int) -> int:
-    """Bytes of the room of a step's chunks, as csrc/cuda/recurrent/chunk.cu divides it."""
+def room_bytes(tiles: ChunkTiles, rows: int, sequences: int) -> int:
+    """Bytes of the room of a step's chunks, as csrc/cuda/recurrent/chunk_plan.cuh and what plans with it divide it."""
     most = most_chunks(rows, sequences)
-    tiles = min(TILES, most)
-    pieces = (
-        8, 16 * most, 8 * (rows // CHUNK), 2 * heads * 128 * 128 * 4,
-        tiles * key_heads * KEY_TILE, tiles * heads * HEAD_TILE, tiles * heads * VALUE_TILE,
-    )  # fmt: skip
+    at_once = min(tiles.most, most)
+    pieces = (8, 16 * most, 8 * (rows // CHUNK), tiles.carry, *(at_once * kind for kind in tiles.kinds))
     return sum(-(-piece // ALIGNMENT) * ALIGNMENT for piece in pieces)
 
 
-def room_for(x: Tensor, sequences: int, key_heads: int, heads: int) -> Tensor:
-    """Memory for the chunks of a step of the rows `x`; its values are undefined."""
-    size = room_bytes(len(x), sequences, key_heads, heads)
-    return torch.empty(size, dtype=torch.uint8, device=x.device)
+def room_for(tiles: ChunkTiles, x: Tensor, sequences: int) -> Tensor | None:
+    """Memory, of undefined values, for the chunks of a step of the rows `x`; None if it can have none."""
+    if not takes_chunks(x.device, x.dtype) or len(x) - sequences < CHUNK - 1:
+        return None
+    return torch.empty(room_bytes(tiles, len(x), sequences), dtype=torch.uint8, device=x.device)
 
 
-def room_at(room: Tensor | None) -> tuple[int, int, int]:
+def room_at(tiles: ChunkTiles, room: Tensor | None) -> tuple[int, int, int]:
     """Address and bytes of a room, and the chunks that are computed at a time; None: none are."""
-    return address(room), 0 if room is None else room.nbytes, TILES
+    return address(room), 0 if room is None else room.nbytes, tiles.most

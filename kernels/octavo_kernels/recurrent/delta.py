@@ -48,9 +48,9 @@ def delta_step(
 
     and `norm`, over each head or any other group of `o`, with z as its gate, is the result. All of it is float32.
 
-    `chunked`: a GPU may compute a sequence of 64 rows or more by products of chunks (csrc/cuda/recurrent/chunk.cu),
-    each float32 factor in two parts of bfloat16. That is many times faster, and depends in its last bits on how a
-    sequence's tokens are cut into steps.
+    `chunked`: a GPU may compute a sequence of 64 rows or more by products of chunks
+    (csrc/cuda/recurrent/delta_chunk.cu), each float32 factor in two parts of bfloat16. That is many times faster, and
+    depends in its last bits on how a sequence's tokens are cut into steps.
 
     Raises `TypeError` or `ValueError`, naming the argument, for what does not fit.
     """
@@ -67,9 +67,9 @@ def delta_step(
     out = output(out, x, (len(x), values))
     tensors |= {"matrices": states.matrices, "norm": norm.weight, "rates": rates, "dt_bias": dt_bias, "out": out}
     device, sequences = check_devices(tensors), len(moves.read)
-    taken = chunked and chunks.may_have_chunks(x, sequences)
-    room = chunks.room_for(x, sequences, key_heads, heads) if taken else None
-    rooms = [] if device.type == "cpu" else [chunks.room_at(room)]
+    tiles = chunks.delta_tiles(key_heads, heads)
+    room = chunks.room_for(tiles, x, sequences) if chunked else None
+    rooms = [] if device.type == "cpu" else [chunks.room_at(tiles, room)]
     run(
         "delta_step", tensors, *common, matrices_at(states.matrices), norm_at(norm), rows_at(out),
         (key_heads, heads, key_dim, value_dim), address(rates), address(dt_bias), beta_scale, *rooms,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo_kernels.call import check_devices, output, run
 from octavo_kernels.operands import address, rows_at
+from octavo_kernels.recurrent import chunks
 from octavo_kernels.recurrent.operands import (
     Convolution,
     GatedNorm,
@@ -33,6 +34,7 @@ def ssm_step(
     dt_bias: Tensor,
     skip: Tensor,
     dt_limit: tuple[float, float] = (0.0, float("inf")),
+    chunked: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """`[T, H * P]`: a layer of Mamba2 (arXiv 2405.21060, section 7) between its products.
@@ -46,6 +48,9 @@ def ssm_step(
         S = decay * S + B (dt' * x)^T;   y = S^T C + skip * x
 
     and `norm` over groups of y, with z as its gate, is the result. All of it is float32.
+
+    `chunked`: a GPU may compute a sequence of 64 rows or more by chunks (csrc/cuda/recurrent/ssm_chunk.cu), a factor
+    of a product in two parts of bfloat16: many times faster, with last bits that depend on the cut into steps.
 
     Raises `TypeError` or `ValueError`, naming the argument, for what does not fit.
     """
@@ -63,12 +68,17 @@ def ssm_step(
     tensors |= {
         "matrices": states.matrices, "norm": norm.weight, "rates": rates, "dt_bias": dt_bias, "skip": skip, "out": out,
     }  # fmt: skip
-    device = check_devices(tensors)
-    # A GPU's norm is a launch of its own, and finds the recurrence's outputs there.
-    room = () if device.type == "cpu" else (torch.empty(len(x), inner, dtype=torch.float32, device=device),)
+    device, sequences = check_devices(tensors), len(moves.read)
+    rooms: list[object] = []
+    if device.type != "cpu":
+        # A GPU's norm is a launch of its own, and finds the recurrence's outputs there.
+        made = torch.empty(len(x), inner, dtype=torch.float32, device=device)
+        tiles = chunks.ssm_tiles(groups, heads, size, head_dim)
+        room = chunks.room_for(tiles, x, sequences) if chunked else None
+        rooms = [address(made), chunks.room_at(tiles, room)]
     run(
         "ssm_step", tensors, *common, matrices_at(states.matrices), norm_at(norm), rows_at(out),
         (groups, heads, size, head_dim), address(rates), address(dt_bias), address(skip), dt_limit,
-        *map(address, room),
+        *rooms,
     )  # fmt: skip
     return out

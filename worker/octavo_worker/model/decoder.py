@@ -23,7 +23,6 @@ from octavo_worker.model.layers.mixer import Mixer
 from octavo_worker.model.layers.mixture import ExpertMlp, Mixture
 from octavo_worker.model.layers.norm import AddNorm, Input
 from octavo_worker.model.layers.recurrent.branches import BranchMixer
-from octavo_worker.model.layers.recurrent.delta import DeltaMixer
 from octavo_worker.model.layers.recurrent.mixer import RecurrentMixer
 from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.numerics import DECODER
@@ -102,12 +101,11 @@ class Decoder:
         self.device = layers.embed.device
         self.vocab_size = config.vocab_size
         self.cache = tuple(block.attention.kept(self.dtype) for block in layers.blocks)
-        self.states = tuple(
-            mixer.state if isinstance(mixer, RecurrentMixer | BranchMixer) else None for mixer in self._mixers
-        )
+        recurrent = [mixer if isinstance(mixer, RecurrentMixer | BranchMixer) else None for mixer in self._mixers]
+        self.states = tuple(None if mixer is None else mixer.state for mixer in recurrent)
+        self.has_chunks = any(mixer is not None and mixer.chunked for mixer in recurrent)
         latent = [mixer.layer for mixer in self._mixers if isinstance(mixer, LatentAttention)]
         self.expanded = expanded_layer(latent, self.dtype, self.device, uniform=uniform)
-        self.has_chunks = any(isinstance(mixer, DeltaMixer) and mixer.chunked for mixer in self._mixers)
         # Gemma was trained with the multiplier rounded to the weights' dtype.
         self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self.buffers = Buffers.allocate(config, token_budget, self.dtype, self.device)

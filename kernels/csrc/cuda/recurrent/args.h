@@ -66,6 +66,7 @@ struct SsmArgs {
   const float *rates, *dt_bias, *skip;
   float least, most;  // of dt
   float* y;           // [rows][heads * head_dim]: room for what the recurrence makes
+  ChunkRoom room;
 };
 
 // All of these refuse by cudaErrorInvalidValue what they do not take, and need Hopper. Words of `Moves`, matrices and weights must

@@ -55,10 +55,10 @@ void octavo::define_recurrent(py::module_& m) {
   m.def("ssm_step", [](int dtype, const Rows& x, int rows, const Slots& columns, const Moves& moves,
                        const Convolution& convolution, const Slots& matrices, const GatedNorm& norm, const Rows& out,
                        const StateShape& shape, Address rates, Address dt_bias, Address skip, const Limits& limits, Address y,
-                       Address stream) {
+                       const ChunkRoom& room, Address stream) {
     const SsmArgs a{step_of(dtype, x, rows, columns, moves, convolution, out), matrices, norm, shape.shared, shape.heads,
                     shape.rows, shape.columns, at<float>(rates), at<float>(dt_bias), at<float>(skip), limits.least,
-                    limits.most, at<float>(y)};
+                    limits.most, at<float>(y), room};
     check("ssm_step", ssm_step(a, stream_at(stream)));
   });
   m.def("conv_step", [](int dtype, const Rows& x, int rows, const Slots& columns, const Moves& moves,

@@ -2,6 +2,7 @@
 //
 // Blocks are as those of delta.cu, without what these tell each other: a head's outputs are its own, and what the norm and the gate
 // make of a row is a second launch, which also moves the convolution's columns that heads of a group share.
+#include "recurrent/chunk.h"
 #include "recurrent/finish.h"
 #include "recurrent/ssm_stream.cuh"
 
@@ -14,7 +15,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) ssm_kernel(const __gr
   extern __shared__ __align__(16) char memory[];
   auto& shared = *reinterpret_cast<Shared<C>*>(memory);
   const Place<C> place(a, blockIdx.x);
-  const Sequence sequence(a.step.moves, place.sequence);
+  const Sequence sequence = walked(a, place.sequence);
   if (threadIdx.x == 0) shared.handover.set_up(C::kHelpers, C::kAdvancers);
   __syncthreads();
   if (int(threadIdx.x) >= 32 * C::kHelpers) {
@@ -43,12 +44,15 @@ bool takes(const SsmArgs& a) {
          in_words<T>(s.out, s.out_stride) && in_words<float>(a.matrices.data, a.matrices.stride) && in_words<float>(a.y, 0);
 }
 
+// True if sequences have several tokens each to be walked.
+bool walks_far(const SsmArgs& a) { return !a.room.data && a.step.rows > 2 * a.step.moves.sequences; }
+
 // A single sequence is bound by a token's latency: as many warps as the chip has schedulers. Bits are those of any cut.
 template <class T>
 cudaError_t launch_rows(const SsmArgs& a, int multiprocessors, cudaStream_t stream) {
   const int sequences = a.step.moves.sequences, heads = sequences * a.heads;
   if (heads * a.head_dim / 64 <= multiprocessors / 2) return launch<T, Cut<kRows, 2, 4, 2, 2>>(a, stream);
-  if (a.step.rows > 2 * sequences) return launch<T, Cut<kRows, 4, 4, 2, 1>>(a, stream);
+  if (walks_far(a)) return launch<T, Cut<kRows, 4, 4, 2, 1>>(a, stream);
   if constexpr (sizeof(T) == 2)
     if (heads > 2 * multiprocessors && a.head_dim == kStreamed) return launch_stream<T, Stream<3>>(a, multiprocessors, stream);
   return launch<T, Cut<kRows, 4, 2, 1, 2>>(a, stream);
@@ -58,7 +62,7 @@ cudaError_t launch_rows(const SsmArgs& a, int multiprocessors, cudaStream_t stre
 template <class T>
 cudaError_t launch_twice_rows(const SsmArgs& a, int multiprocessors, cudaStream_t stream) {
   const int sequences = a.step.moves.sequences;
-  if (a.step.rows <= 2 * sequences) return launch<T, Cut<2 * kRows, 2, 2, 1, 2>>(a, stream);
+  if (!walks_far(a)) return launch<T, Cut<2 * kRows, 2, 2, 1, 2>>(a, stream);
   if (sequences * a.heads * a.head_dim / 32 <= multiprocessors) return launch<T, Cut<2 * kRows, 2, 4, 2, 1>>(a, stream);
   return launch<T, Cut<2 * kRows, 4, 4, 2, 1>>(a, stream);
 }
@@ -75,7 +79,10 @@ cudaError_t ssm_step(const SsmArgs& a, cudaStream_t stream) {
     if (!takes<T>(a)) return cudaErrorInvalidValue;
     return a.size == kRows ? launch_rows<T>(a, device.multiprocessors, stream) : launch_twice_rows<T>(a, device.multiprocessors, stream);
   });
-  return error == cudaSuccess ? finish_rows(a, stream) : error;
+  if (error != cudaSuccess) return error;
+  if (a.room.data)
+    if (const cudaError_t chunked = chunk_prompts(a, stream); chunked != cudaSuccess) return chunked;
+  return finish_rows(a, stream);
 }
 
 }  // namespace octavo

@@ -1,7 +1,7 @@
 // How Mamba2 is cut into blocks, and their warps: those that make what tokens need, and those that have the state.
 #pragma once
 
-#include "recurrent/recurrence.cuh"
+#include "recurrent/chunk_cut.cuh"
 
 namespace octavo {
 namespace {

@@ -51,7 +51,7 @@ __device__ inline void advance_heads(const SsmArgs& a, StreamShared<C>& shared) 
   Turn<C::kBuffers> turn;
   StageCounts stages;
   for_heads<C>(a, [&](const Place<C>& place, int team) {
-    const Sequence sequence(a.step.moves, place.sequence);
+    const Sequence sequence = walked(a, place.sequence);
     Advancer<T, C> advancer(a, place, sequence, shared.teams[team], warp);
     shared.matrices.take(turn, advancer.state, sequence.read == 0, advancer.column, kStreamed, advancer.place);
     advancer.advance_all(stages.of(team));
@@ -65,7 +65,7 @@ __device__ inline void make_heads(const SsmArgs& a, StreamShared<C>& shared) {
   int stages = 0;
   for (int head = blockIdx.x + own * gridDim.x; head < a.step.moves.sequences * a.heads; head += C::kTeams * gridDim.x) {
     const Place<C> place(a, head);
-    const Sequence sequence(a.step.moves, place.sequence);
+    const Sequence sequence = walked(a, place.sequence);
     Helper<T, C>::meet();  // no warp needs the last head's weights
     Helper<T, C>(a, place, sequence, shared.teams[own], stages).run();
     stages += stages_of(sequence, C::kTokens);

@@ -43,9 +43,34 @@ void products_wait(float (&)[N]) {
   products_wait<kPending>();
 }
 
+// Operands in shared memory: rows along the 16, or across these, along the columns.
+template <class T>
+float2 pair_at(uint32_t at) {
+  uint32_t word;
+  std::memcpy(&word, emulator::shared_of(emulator::current->block, swizzled(at), 4), 4);
+  return unpack<T>(word);
+}
+template <class T>
+void read_rows(uint64_t units, int rows, float (*to)[16]) {
+  for (int n = 0; n < rows; ++n)
+    for (int k = 0; k < 16; k += 2) {
+      const float2 pair = pair_at<T>(uint32_t(units) * 16 + n / 8 * 1024 + n % 8 * 128 + k * 2);
+      to[n][k] = pair.x, to[n][k + 1] = pair.y;
+    }
+}
+template <class T>
+void read_across(uint64_t units, int columns, float (*to)[16]) {
+  for (int k = 0; k < 16; ++k)
+    for (int n = 0; n < columns; n += 2) {
+      const uint32_t atom = n / 64 * uint32_t(units >> 32) + k / 8 * 1024;
+      const float2 pair = pair_at<T>(uint32_t(units) * 16 + atom + k % 8 * 128 + n % 64 * 2);
+      to[n][k] = pair.x, to[n + 1][k] = pair.y;
+    }
+}
+
 // PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16": a warp's sixteen rows are as in mma.m16n8k16.
 // Nothing of it is read or written before the wait for it.
-template <class T, int half>
+template <class T, int half, bool across>
 struct Held {
   float* d[128];
   const uint32_t* a[128];
@@ -53,16 +78,9 @@ struct Held {
   bool adds;
 
   void multiply() const {
-    constexpr int columns = half * 2;
-    static float left[64][16], right[columns][16];
-    for (int n = 0; n < columns; ++n)
-      for (int k = 0; k < 16; k += 2) {
-        const uint32_t at = uint32_t(b) * 16 + n / 8 * 1024 + n % 8 * 128 + k * 2;
-        uint32_t word;
-        std::memcpy(&word, emulator::shared_of(emulator::current->block, swizzled(at), 4), 4);
-        const float2 pair = unpack<T>(word);
-        right[n][k] = pair.x, right[n][k + 1] = pair.y;
-      }
+    static float left[64][16], right[half * 2][16];
+    if (across) read_across<T>(b, half * 2, right);
+    else read_rows<T>(b, half * 2, right);
     for (int thread = 0; thread < 128; ++thread)
       for (int i = 0; i < 4; ++i) {
         const float2 pair = unpack<T>(a[thread][i]);
@@ -78,8 +96,8 @@ struct Held {
       }
   }
 };
-template <class T, int half>
-void wgmma_held(T, float (&d)[half], const uint32_t* a, uint64_t b, bool adds) {
+template <class T, bool across, int half>
+void multiply_held(float (&d)[half], const uint32_t* a, uint64_t b, bool adds) {
   struct Given {
     float* d;
     const uint32_t* a;
@@ -88,7 +106,7 @@ void wgmma_held(T, float (&d)[half], const uint32_t* a, uint64_t b, bool adds) {
   } given{d, a, b, adds};
   emulator::meet(emulator::own_warpgroup(), threadIdx.x % 128, 128, &given, [](emulator::Meeting& m) {
     const auto* first = static_cast<Given*>(m.given[0]);
-    Held<T, half> held{{}, {}, first->b, first->adds};
+    Held<T, half, across> held{{}, {}, first->b, first->adds};
     for (int thread = 0; thread < 128; ++thread) {
       const auto* own = static_cast<Given*>(m.given[thread]);
       if (own->b != first->b || own->adds != first->adds) emulator::fail("a warpgroup that does not agree");
@@ -96,6 +114,14 @@ void wgmma_held(T, float (&d)[half], const uint32_t* a, uint64_t b, bool adds) {
     }
     emulator::own_products().open.push_back([held] { held.multiply(); });
   });
+}
+template <class T, int half>
+void wgmma_held(T, float (&d)[half], const uint32_t* a, uint64_t b, bool adds) {
+  multiply_held<T, false>(d, a, b, adds);
+}
+template <class T, int half>
+void wgmma_transposed(T, float (&d)[half], const uint32_t* a, uint64_t b) {
+  multiply_held<T, true>(d, a, b, true);
 }
 
 // Both operands in shared memory, the rows of the second along the 16 or, `across`, along its columns. Nothing of it is read or
@@ -106,31 +132,11 @@ struct Stored {
   uint64_t a, b;
   bool adds;
 
-  static float2 pair_at(uint32_t at) {
-    uint32_t word;
-    std::memcpy(&word, emulator::shared_of(emulator::current->block, swizzled(at), 4), 4);
-    return unpack<T>(word);
-  }
-  static void read(uint64_t units, int rows, float (*to)[16]) {
-    for (int n = 0; n < rows; ++n)
-      for (int k = 0; k < 16; k += 2) {
-        const float2 pair = pair_at(uint32_t(units) * 16 + n / 8 * 1024 + n % 8 * 128 + k * 2);
-        to[n][k] = pair.x, to[n][k + 1] = pair.y;
-      }
-  }
-  static void read_across(uint64_t units, int columns, float (*to)[16]) {
-    for (int k = 0; k < 16; ++k)
-      for (int n = 0; n < columns; n += 2) {
-        const uint32_t atom = n / 64 * uint32_t(units >> 32) + k / 8 * 1024;
-        const float2 pair = pair_at(uint32_t(units) * 16 + atom + k % 8 * 128 + n % 64 * 2);
-        to[n][k] = pair.x, to[n + 1][k] = pair.y;
-      }
-  }
   void multiply() const {
     static float left[64][16], right[half * 2][16];
-    read(a, 64, left);
-    if (across) read_across(b, half * 2, right);
-    else read(b, half * 2, right);
+    read_rows<T>(a, 64, left);
+    if (across) read_across<T>(b, half * 2, right);
+    else read_rows<T>(b, half * 2, right);
     for (int thread = 0; thread < 128; ++thread)
       for (int i = 0; i < half; ++i) {
         const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;

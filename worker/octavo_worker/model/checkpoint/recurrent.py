@@ -45,18 +45,18 @@ class RecurrentReader:
         convolution = self._convolution(at, whole)
         if isinstance(layer, ConvLayer):
             return ConvMixer(layer, state, inputs, out, convolution)
+        chunked = takes_chunks(self.reader.device, self.reader.dtype) and not self.reader.products.uniform
         heads = Segment(whole.inner.units, 1)
         rates = self._vector(at + self.names.rates, heads).exp().neg()
         dt_bias = self._vector(at + self.names.dt_bias, heads)
         if isinstance(layer, DeltaLayer):
             norm = GatedNorm(self._head_norm(at, layer), layer.value_dim, layer.norm_eps)
-            chunked = takes_chunks(self.reader.device, self.reader.dtype) and not self.reader.products.uniform
             return DeltaMixer(layer, state, inputs, out, DeltaWeights(convolution, norm, rates, dt_bias), chunked)
         assert isinstance(whole, SsmLayer)
         skip = self._vector(at + self.names.skip, heads)
         norm = self._group_norm(at, whole, layer)
         weights = SsmWeights(convolution, norm, rates, dt_bias, skip, self._factors(layer))
-        return SsmMixer(layer, state, inputs, out, weights)
+        return SsmMixer(layer, state, inputs, out, weights, chunked)
 
     def _inputs(self, at: str, whole: RecurrentLayer, layer: RecurrentLayer) -> Linear:
         names, segments, parts, orders = self.names.inputs, whole.segments, [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.ops import KV_DTYPES, room_bytes
+from octavo_kernels.ops import KV_DTYPES, delta_tiles, room_bytes, ssm_tiles
 from octavo_worker.contract.cache import group_window
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CausalModel
@@ -13,7 +13,7 @@ from octavo_worker.model.errors import ModelError
 from octavo_worker.model.expansion import ExpansionRoom, head_dim
 from octavo_worker.model.layers.attention import Attention
 from octavo_worker.model.layers.latent import LatentAttention
-from octavo_worker.model.recurrent.layers import DeltaLayer
+from octavo_worker.model.recurrent.layers import DeltaLayer, SsmLayer
 from octavo_worker.model.stage import STAGE_BYTES
 from octavo_worker.runner.cuda.plans import AttentionPlans
 
@@ -89,8 +89,14 @@ def chunk_bytes(model: CausalModel, sequences: int) -> int:
     """Bytes of the room for chunks of prompts in one recurrent layer, of as many rows as there are buffers for."""
     if not isinstance(model, Decoder) or not model.has_chunks:
         return 0
-    layers = [layer for layer in model.config.recurrent_layers if isinstance(layer, DeltaLayer)]
-    return max(room_bytes(len(model.buffers.hidden), sequences, layer.key_heads, layer.heads) for layer in layers)
+    layers = model.config.recurrent_layers
+    tiles = [delta_tiles(layer.key_heads, layer.heads) for layer in layers if isinstance(layer, DeltaLayer)]
+    tiles += [
+        ssm_tiles(layer.groups, layer.heads, layer.state_size, layer.head_dim)
+        for layer in layers
+        if isinstance(layer, SsmLayer)
+    ]
+    return max(room_bytes(each, len(model.buffers.hidden), sequences) for each in tiles)
 
 
 def expansion_bytes(model: CausalModel, max_model_len: int) -> int:

@@ -25,7 +25,7 @@ class BranchMixer:
 
     def __init__(self, layer: Branches, attention: Attention, recurrent: RecurrentMixer) -> None:
         self.layer, self.attention, self.recurrent = layer, attention, recurrent
-        self.state = recurrent.state
+        self.state, self.chunked = recurrent.state, recurrent.chunked
 
     @property
     def kind(self) -> Hashable:

@@ -26,14 +26,13 @@ class DeltaWeights:
 
 
 class DeltaMixer(RecurrentMixer):
-    """`inputs` gives queries, keys, values, gates, betas and time steps of a row, side by side. `chunked`: prompts are
-    computed by chunks."""
+    """`inputs` gives queries, keys, values, gates, betas and time steps of a row, side by side."""
 
     def __init__(
         self, layer: DeltaLayer, state: StateSpec, inputs: Linear, out: Linear, weights: DeltaWeights, chunked: bool
     ) -> None:
-        super().__init__(state, inputs, out)
-        self.layer, self.weights, self.chunked = layer, weights, chunked
+        super().__init__(state, inputs, out, chunked)
+        self.layer, self.weights = layer, weights
 
     @property
     def kind(self) -> Hashable:

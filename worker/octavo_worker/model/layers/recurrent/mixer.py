@@ -21,9 +21,10 @@ class RecurrentMixer(ABC):
     """A layer that keeps a state of a sequence, and nothing of a token. `bind_states` attaches its part of the slots;
     then `attend` advances them by the tokens of a step."""
 
-    def __init__(self, state: StateSpec, inputs: Linear, out: Linear) -> None:
-        """`inputs` makes what the operation takes of a row, `out` projects what it makes."""
-        self.state = state
+    def __init__(self, state: StateSpec, inputs: Linear, out: Linear, chunked: bool = False) -> None:
+        """`inputs` makes what the operation takes of a row, `out` projects what it makes. `chunked`: prompts are
+        computed by chunks."""
+        self.state, self.chunked = state, chunked
         self.inputs, self.out = inputs, out
         self.states: LayerStates | None = None
 

@@ -31,8 +31,10 @@ class SsmWeights:
 class SsmMixer(RecurrentMixer):
     """`inputs` gives gates, values, B, C and time steps of a row, side by side."""
 
-    def __init__(self, layer: SsmLayer, state: StateSpec, inputs: Linear, out: Linear, weights: SsmWeights) -> None:
-        super().__init__(state, inputs, out)
+    def __init__(
+        self, layer: SsmLayer, state: StateSpec, inputs: Linear, out: Linear, weights: SsmWeights, chunked: bool
+    ) -> None:
+        super().__init__(state, inputs, out, chunked)
         self.layer, self.weights = layer, weights
 
     @property
@@ -45,5 +47,5 @@ class SsmMixer(RecurrentMixer):
             x.mul_(w.factors)
         return ops.ssm_step(
             x, states, moves, w.convolution, w.norm, groups=self.layer.groups, rates=w.rates, dt_bias=w.dt_bias,
-            skip=w.skip, dt_limit=self.layer.dt_limit,
+            skip=w.skip, dt_limit=self.layer.dt_limit, chunked=self.chunked and prompts,
         )  # fmt: skip

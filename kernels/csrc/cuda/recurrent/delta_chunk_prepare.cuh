@@ -5,7 +5,7 @@
 // for the state S before the chunk (arXiv 2412.06464, section 3.3). (I + A)^-1 is made here, column by column.
 #pragma once
 
-#include "recurrent/chunk.cuh"
+#include "recurrent/delta_chunk.cuh"
 
 namespace octavo {
 namespace {
@@ -36,8 +36,8 @@ struct Maker {
   const int tile, key_head, lane, warp;
 
   __device__ Maker(const ChunkArgs& args, PrepareShared& memory, int at, int head)
-      : c(args), a(args.delta), shared(memory), chunk(chunk_at(args, at)), sequence(sequence_at(args, chunk.order)),
-        line(a.step, sequence, 0), tile(at - args.begin), key_head(head), lane(threadIdx.x % 32), warp(threadIdx.x / 32) {}
+      : c(args), a(args.delta), shared(memory), chunk(chunk_at(args.plan, at)), sequence(sequence_at(args.plan, chunk.order)),
+        line(a.step, sequence, 0), tile(at - args.plan.begin), key_head(head), lane(threadIdx.x % 32), warp(threadIdx.x / 32) {}
 
   __device__ int sharing() const { return a.heads / a.key_heads; }
   __device__ int values_at(int head) const { return 2 * a.key_heads * kRows + head * kHead; }
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(32 * kMakers, 2) prepare_chunks(const __grid_c
   auto& shared = *reinterpret_cast<PrepareShared*>(memory);
   wait_for_previous_kernel();
   launch_next_kernel();
-  const Part part(c);
+  const Part part(c.plan);
   const int key_heads = c.delta.key_heads;
   for (int at = blockIdx.x; at < (part.end - part.begin) * key_heads; at += gridDim.x)
     Maker<T>(c, shared, part.begin + at / key_heads, at % key_heads).run();

@@ -1,7 +1,7 @@
 // What becomes of the outputs of chunks: their gated norm; and the columns of the convolution, which no chunk reads any more.
 #pragma once
 
-#include "recurrent/chunk.cuh"
+#include "recurrent/delta_chunk.cuh"
 
 namespace octavo {
 namespace {
@@ -14,9 +14,9 @@ constexpr int kFinishers = 8;  // warps of a block
 template <class T>
 __device__ inline void finish_chunk(const ChunkArgs& c, ValueTile& shared, int at, int head) {
   const DeltaArgs& a = c.delta;
-  const Chunk chunk = chunk_at(c, at);
-  const Sequence sequence = sequence_at(c, chunk.order);
-  const auto* from = reinterpret_cast<const uint4*>(c.values + (at - c.begin) * a.heads + head);
+  const Chunk chunk = chunk_at(c.plan, at);
+  const Sequence sequence = sequence_at(c.plan, chunk.order);
+  const auto* from = reinterpret_cast<const uint4*>(c.values + (at - c.plan.begin) * a.heads + head);
   for (int i = threadIdx.x; i < int(sizeof(ValueTile) / sizeof(uint4)); i += 32 * kFinishers)
     reinterpret_cast<uint4*>(&shared)[i] = __ldcg(from + i);
   __syncthreads();
@@ -47,14 +47,14 @@ __global__ void __launch_bounds__(32 * kFinishers, 4) finish_chunks(const __grid
   __shared__ ValueTile shared;
   wait_for_previous_kernel();
   launch_next_kernel();
-  const Part part(c);
+  const Part part(c.plan);
   const int heads = c.delta.heads;
   for (int at = blockIdx.x; at < (part.end - part.begin) * heads; at += gridDim.x)
     finish_chunk<T>(c, shared, part.begin + at / heads, at % heads);
-  if (!c.last) return;
+  if (!c.plan.last) return;
   const int quads = (c.delta.step.convolution.channels / 4 + 32 * kFinishers - 1) / (32 * kFinishers);
-  for (int at = blockIdx.x; at < __ldcg(c.counts + 1) * quads; at += gridDim.x)
-    move_columns<T, kTaps>(c.delta.step, sequence_at(c, at / quads), 0, (at % quads * 32 * kFinishers + int(threadIdx.x)) * 4);
+  for (int at = blockIdx.x; at < __ldcg(c.plan.counts + 1) * quads; at += gridDim.x)
+    move_columns<T, kTaps>(c.delta.step, sequence_at(c.plan, at / quads), 0, (at % quads * 32 * kFinishers + int(threadIdx.x)) * 4);
 #endif
 }
 

@@ -2,7 +2,7 @@
 // registers: results of a product are the left operand of the next one as they are, and no warp waits for another.
 #pragma once
 
-#include "recurrent/chunk.cuh"
+#include "recurrent/delta_chunk.cuh"
 #include "recurrent/stream.cuh"
 
 namespace octavo {
@@ -22,24 +22,18 @@ struct AdvanceShared {
 
 #if OCTAVO_CLUSTERS
 
-// A block's share of a part: columns of one head of a sequence, for the chunks from `begin` to `end`.
+// A block's share of a part: columns of one head of a sequence.
 struct Piece {
-  const int order;
-  const Sequence sequence;
-  int head, column, begin, end;
-  bool first, last;  // chunks of the sequence
+  const Stretch stretch;
+  const int head, column;
 
   __device__ Piece(const ChunkArgs& c, const Part& part, int at)
-      : order(part.first + at / (c.delta.heads * kPieces)), sequence(sequence_at(c, order)), head(at / kPieces % c.delta.heads),
-        column(at % kPieces * kPieceColumns) {
-    const int2 chunks = chunks_at(c, order);
-    begin = max(part.begin, chunks.x), end = min(part.end, chunks.y);
-    first = begin == chunks.x, last = end == chunks.y;
-  }
+      : stretch(c.plan, part, part.first + at / (c.delta.heads * kPieces)), head(at / kPieces % c.delta.heads),
+        column(at % kPieces * kPieceColumns) {}
 };
 template <class F>
 __device__ inline void for_pieces(const ChunkArgs& c, F&& f) {
-  const Part part(c);
+  const Part part(c.plan);
   for (int at = blockIdx.x; at < part.sequences * c.delta.heads * kPieces; at += gridDim.x) f(Piece(c, part, at));
 }
 
@@ -48,8 +42,8 @@ __device__ inline void copy_chunks(const ChunkArgs& c, AdvanceShared& shared) {
   Turn<2> turn;
   for_pieces(c, [&](const Piece& piece) {
     const int key_head = piece.head / (c.delta.heads / c.delta.key_heads);
-    for (int at = piece.begin; at < piece.end; ++at) {
-      const int tile = at - c.begin, head = tile * c.delta.heads + piece.head;
+    for (int at = piece.stretch.begin; at < piece.stretch.end; ++at) {
+      const int tile = at - c.plan.begin, head = tile * c.delta.heads + piece.head;
       ChunkStage& to = shared.stages[turn.at];
       const uint32_t done = shared_address(&shared.full[turn.at]);
       barrier_wait(shared_address(&shared.empty[turn.at]), turn.parity ^ 1);
@@ -187,13 +181,14 @@ struct ChunkAdvancer {
             make_float2(outputs[t][2 * half], outputs[t][2 * half + 1]);
   }
   __device__ void advance(const Piece& piece) {
-    const Sequence& s = piece.sequence;
-    load(!piece.first ? carried(piece, c.part) : s.read ? slot(piece, s.read) : nullptr);
+    const Stretch& stretch = piece.stretch;
+    const Sequence& s = stretch.sequence;
+    load(!stretch.first ? carried(piece, c.plan.part) : s.read ? slot(piece, s.read) : nullptr);
     Keeps keeps(c.delta.step.moves, s);
-    for (int at = piece.begin; at < piece.end; ++at) {
-      const Chunk chunk = chunk_at(c, at);
+    for (int at = stretch.begin; at < stretch.end; ++at) {
+      const Chunk chunk = chunk_at(c.plan, at);
       barrier_wait(shared_address(&shared.full[turn.at]), turn.parity);
-      advance(shared.stages[turn.at], c.values[(at - c.begin) * c.delta.heads + piece.head].at[piece.column]);
+      advance(shared.stages[turn.at], c.values[(at - c.plan.begin) * c.delta.heads + piece.head].at[piece.column]);
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier_arrive_once(shared_address(&shared.empty[turn.at]));
       turn.advance();
@@ -201,7 +196,7 @@ struct ChunkAdvancer {
       keeps.pass(tokens);
       keeps.at(tokens, [&](int kept) { store(slot(piece, kept)); });
     }
-    if (!piece.last) store(carried(piece, c.part + 1));
+    if (!stretch.last) store(carried(piece, c.plan.part + 1));
     else if (s.write) store(slot(piece, s.write));
   }
 };

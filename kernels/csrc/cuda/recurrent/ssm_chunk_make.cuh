@@ -1,0 +1,204 @@
+// What a block makes of the chunks of its units of Mamba2 ahead of their products: x, gates and M; and the copies of what a group has.
+#pragma once
+
+#include "recurrent/ssm_chunk_shared.cuh"
+
+namespace octavo {
+namespace {
+
+#if OCTAVO_WGMMA
+
+template <class T, int rows>
+struct SsmMaker {
+  using Shared = SsmShared<rows>;
+  static constexpr int kMakers = Shared::kMakers, kStages = Shared::kStages;
+  static constexpr int kTogether = 8, kLines = kTaps + kTogether - 1;  // tokens that a warp makes at a time, inputs that these take
+  static constexpr int kAtOnce = 4;                                    // of these tokens, in registers
+  static constexpr int kEach = kChunk / kTogether / kMakers;           // times a unit
+  static constexpr int kOwn = kWide / 32;                              // columns of a lane
+  static constexpr int kMade = 1;                                      // barrier of these warps
+  static constexpr double kLog2 = 1.4426950408889634;
+  static constexpr double kLeast = -1000.0;  // no float is more than its logarithm to base 2
+
+  const SsmChunkArgs& c;
+  const SsmArgs& a;
+  Shared& shared;
+  const int lane, warp;
+  uint32_t chunks = 0, pairs = 0;  // so far: those of the block, those of two units
+  Words<T, kOwn> in[kLines];  // of what is made next
+  Words<T, 1> steps[2];
+
+  __device__ SsmMaker(const SsmChunkArgs& args, Shared& memory)
+      : c(args), a(args.ssm), shared(memory), lane(threadIdx.x % 32), warp(int(uniform(threadIdx.x / 32)) - 4 * kUnits) {}
+
+  __device__ static void meet() { barrier_sync(kMade, 32 * kMakers); }
+  __device__ bool copies() const { return threadIdx.x == 128 * kUnits; }
+  // Copies C, or B, for the block's `count`th chunk from now on, once that `kStages` before it has been used.
+  __device__ void copy(const Tile* from, Tile (&to)[kStages][rows / kWide], uint64_t (&full)[kStages], uint64_t (&empty)[kStages],
+                       uint32_t count) {
+    const uint32_t stage = count % kStages, done = shared_address(&full[stage]);
+    barrier_wait(shared_address(&empty[stage]), (count / kStages & 1) ^ 1);
+    barrier_expect(done, sizeof(to[0]));
+    copy_bulk(shared_address(to[stage]), from, sizeof(to[0]), done);
+  }
+  // Copies for a piece's chunk that is so many behind the one that is made now, if there is one.
+  __device__ void copy_c(const SsmPiece& piece, int at, int ahead) {
+    if (copies() && at + ahead < piece.stretch.end)
+      copy(tile_of<rows>(c, at + ahead, piece.group).c, shared.c, shared.c_full, shared.c_empty, chunks + ahead);
+  }
+  __device__ void copy_b(const SsmPiece& piece, int at, int ahead) {
+    if (copies() && at + ahead < piece.stretch.end)
+      copy(tile_of<rows>(c, at + ahead, piece.group).b, shared.b, shared.b_full, shared.b_empty, chunks + ahead);
+  }
+  // The other of the two that there is room for has been used by all of these warps.
+  __device__ void copy_products(const SsmPiece& piece, int at, int ahead) {
+    if (!copies() || at + ahead >= piece.stretch.end) return;
+    float(&to)[kTriangle] = shared.products[(chunks + ahead) % 2];
+    const uint32_t done = shared_address(&shared.products_full[(chunks + ahead) % 2]);
+    barrier_expect(done, sizeof(to));
+    copy_bulk(shared_address(to), tile_of<rows>(c, at + ahead, piece.group).products, sizeof(to), done);
+  }
+
+  __device__ void take_weights(const SsmUnit& own, int unit) {
+    const Convolution& w = a.step.convolution;
+    for (int tap = warp; tap <= kTaps; tap += kMakers) {
+      float* to = shared.weights[tap] + unit * kWide + lane * kOwn;
+      if (tap < kTaps) widen_weights<T, kOwn>(static_cast<const T*>(w.weight) + tap * w.channels, own.x + lane * kOwn, to);
+      else if (w.bias) widen_weights<T, kOwn>(w.bias, own.x + lane * kOwn, to);
+    }
+  }
+  __device__ int token(int time) const { return (time * kMakers + warp) * kTogether; }
+  // Loads what this warp makes of a chunk's unit at one of kEach times, and at the first the steps of its gates.
+  __device__ void fetch(const Line<T>& line, const Sequence& s, int first, int count, const SsmPiece& piece, int unit, int time) {
+    const SsmUnit own(a, piece, unit);
+    if (warp == unit && time == 0) {
+      const T* from = static_cast<const T*>(a.step.x) + a.heads * a.head_dim + a.step.convolution.channels + own.head;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        steps[i] = load_words<T, 1>(from + (s.begin + first + min(2 * lane + i, count - 1)) * a.step.x_stride);
+    }
+    line.run(first + token(time) - kTaps + 1, s.tokens - 1, own.x + lane * kOwn, in);
+  }
+  // SiLU of the convolutions of this warp's tokens: zeros behind the chunk's end.
+  __device__ void make_x(const Line<T>& line, const Chunk& chunk, int unit, int time) {
+    Tile& tile = shared.x[unit];
+    line.clear(chunk.first + token(time) - kTaps + 1, in);
+#pragma unroll
+    for (int first = 0; first < kTogether; first += kAtOnce) {
+      using Some = Words<T, kOwn>[kTaps + kAtOnce - 1];
+      float x[kAtOnce][kOwn];
+      convolve<kTaps, kAtOnce>(reinterpret_cast<const Some&>(in[first]), shared.weights[0] + unit * kWide + lane * kOwn, kUnits * kWide,
+                               a.step.convolution.bias, x);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int t = token(time) + first + i;
+        const bool there = t < chunk.count;
+        const Split split(there ? x[i][0] : 0.0f, there ? x[i][1] : 0.0f);
+        const int place = Tile::place(t, lane * kOwn);
+        *reinterpret_cast<uint32_t*>(tile.part[0] + place) = split.high;
+        *reinterpret_cast<uint32_t*>(tile.part[1] + place) = split.low;
+      }
+    }
+  }
+  // A warp's, of which a lane has two tokens: sums are of doubles, so that tokens behind a large decay lose nothing.
+  __device__ void make_gates(const Chunk& chunk, const SsmUnit& own, int unit) {
+    SsmGates& to = shared.gates[unit];
+    float dt[2];
+    double sums[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float raw[1];
+      widen(steps[i], raw);
+      dt[i] = fminf(fmaxf(softplus(__fadd_rn(raw[0], a.dt_bias[own.head])), a.least), a.most);
+      if (2 * lane + i >= chunk.count) dt[i] = 0.0f;
+      sums[i] = max(kLog2 * a.rates[own.head] * dt[i], kLeast);
+    }
+    const double both = sums[0] + sums[1];
+    double sum = both;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const double from = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += from;
+    }
+    const double end = __shfl_sync(~0u, sum, 31);
+    sums[0] += sum - both, sums[1] = sum;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int t = 2 * lane + i;
+      to.high[t] = float(sums[i]), to.low[t] = float(sums[i] - double(float(sums[i])));
+      to.dt[t] = dt[i], to.into[t] = fast_exp2(float(sums[i])), to.left[t] = dt[i] * fast_exp2(float(end - sums[i]));
+    }
+  }
+  // M: eight earlier tokens of one by a lane.
+  __device__ void make_masked(const float (&products)[kTriangle], float skip, int unit) {
+    const SsmGates& gates = shared.gates[unit];
+    Tile& tile = shared.masked[unit];
+    const int i = lane % 8 * 8;
+#pragma unroll 1
+    for (int t = warp * 4 + lane / 8; t < kChunk; t += 4 * kMakers) {
+      uint4 high = {}, low = {};
+      if (i <= t) {
+        const float* of = products + triangle_row(t) + i;
+        const float sum = gates.high[t], rest = gates.low[t];
+        float masked[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const float decay = fast_exp2(sum - gates.high[i + e] + (rest - gates.low[i + e]));
+          masked[e] = i + e <= t ? decay * gates.dt[i + e] * of[e] : 0.0f;
+          if (i + e == t) masked[e] += skip;
+        }
+        const Split one(masked[0], masked[1]), two(masked[2], masked[3]), three(masked[4], masked[5]), four(masked[6], masked[7]);
+        high = make_uint4(one.high, two.high, three.high, four.high), low = make_uint4(one.low, two.low, three.low, four.low);
+      }
+      const int place = Tile::place(t, i);
+      *reinterpret_cast<uint4*>(tile.part[0] + place) = high;
+      *reinterpret_cast<uint4*>(tile.part[1] + place) = low;
+    }
+  }
+  __device__ void make(const SsmPiece& piece) {
+    const Stretch& stretch = piece.stretch;
+    const Sequence& s = stretch.sequence;
+    const Line<T> line(a.step, s, a.heads * a.head_dim);
+    copy_products(piece, stretch.begin, 0);
+    for (int i = 0; i < kStages; ++i) copy_c(piece, stretch.begin, i), copy_b(piece, stretch.begin, i);
+    meet();  // no warp needs the last units' weights
+    Chunk chunk = chunk_at(c.plan, stretch.begin);
+    for (int unit = 0; unit < piece.units; ++unit) take_weights(SsmUnit(a, piece, unit), unit);
+    fetch(line, s, chunk.first, chunk.count, piece, 0, 0);
+    meet();
+    for (int at = stretch.begin; at < stretch.end; ++at, ++chunks) {
+      const Chunk next = chunk_at(c.plan, min(at + 1, stretch.end - 1));
+      if (at > stretch.begin) copy_c(piece, at, kStages - 1);
+#pragma unroll 1
+      for (int unit = 0; unit < piece.units; ++unit) {
+        const SsmUnit own(a, piece, unit);
+        barrier_wait(shared_address(&shared.used[unit]), ((unit ? pairs : chunks) & 1) ^ 1);
+        if (warp == unit) make_gates(chunk, own, unit);
+#pragma unroll 1
+        for (int time = 0; time < kEach; ++time) {
+          make_x(line, chunk, unit, time);
+          const bool another = time + 1 < kEach, last = !another && unit + 1 == piece.units;
+          fetch(line, s, last ? next.first : chunk.first, last ? next.count : chunk.count, piece,
+                another ? unit : last ? 0 : unit + 1, another ? time + 1 : 0);
+        }
+        meet();
+        if (unit == 0) {
+          copy_products(piece, at, 1);
+          barrier_wait(shared_address(&shared.products_full[chunks % 2]), chunks / 2 & 1);
+        }
+        make_masked(shared.products[chunks % 2], a.skip[own.head], unit);
+        fence_bulk();
+        __syncwarp();
+        if (lane == 0) barrier_arrive_once(shared_address(&shared.made[unit]));
+      }
+      if (piece.units == kUnits) ++pairs;
+      if (at > stretch.begin) copy_b(piece, at, kStages - 1);
+      chunk = next;
+    }
+  }
+};
+
+#endif
+
+}  // namespace
+}  // namespace octavo
