@@ -47,10 +47,9 @@ def test_nothing_moves_that_is_not_enough() -> None:
     assert shared.even_out(16, 3 - 12) == (16, -9), "four slabs have eight"
     assert shared.even_out(16 - 9, 3 - 6) == (7, -3), "blocks need all but one slab"
     assert shared.windows.total == 3
-    shared.provide_windows(12)
-    assert shared.windows.available == 11, "as many as there are"
-    shared.provide_blocks(5)
-    assert (shared.blocks.available, shared.windows.available) == (8, 7)
+    assert shared.even_out(16, 3 - 11) == (0, 0)
+    assert shared.even_out(-5, 11) == (3, 7)
+    assert (shared.blocks.available, shared.windows.available, shared.obtainable) == (8, 7, 8)
 
 
 def test_slabs_in_use_stay() -> None:
@@ -69,9 +68,9 @@ def test_contents_are_forgotten_with_the_slab() -> None:
     (block,) = shared.blocks.allocate(1)
     shared.blocks.publish(block, b"content")
     shared.blocks.release([block])
-    shared.provide_windows(11)
+    shared.even_out(16, 3 - 11)
     assert shared.blocks.find(b"content") is None
-    shared.provide_blocks(16)
+    shared.even_out(-16, 11)
     assert (shared.blocks.cached, shared.blocks.free) == (0, 16)
 
 
@@ -84,12 +83,12 @@ def publish_all(pool: SlabPool, name: str) -> None:
 
 def test_blocks_take_the_older_slab_rather_than_evict() -> None:
     shared = memory()
-    shared.provide_windows(5)
+    shared.even_out(shared.blocks.available, shared.windows.available - 5)
     publish_all(shared.windows, "old")
     publish_all(shared.blocks, "new")
     shared.even_out(shared.blocks.available - 1, shared.windows.available)
     assert (shared.blocks.cached, shared.blocks.free, shared.windows.total) == (12, 4, 3)
-    shared.provide_windows(5)
+    shared.even_out(shared.blocks.available, shared.windows.available - 5)
     publish_all(shared.windows, "newer")
     shared.even_out(shared.blocks.available - 1, shared.windows.available)
     assert shared.windows.total == 5, "what the pool has is older"

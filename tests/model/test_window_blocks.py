@@ -101,7 +101,7 @@ def test_groups_share_memory_of_which_one_sequence_has_half(
     ("sizes", "beside", "shares"),
     [
         ((1000, 1000), 0, True),
-        ((1000, 1000), 8, False),
+        ((1000, 2000), 1000, False),
         ((1700, 100), 0, False),
         ((17, 18), 0, False),
         ((100, 1700), 0, True),

@@ -119,15 +119,10 @@ class SharedMemory:
             blocks, windows = _move(self.blocks, self.windows, blocks, windows, self._is_empty)
         return blocks, windows
 
-    def provide_blocks(self, wanted: int) -> None:
-        """Have so many blocks available, or as many as there can be."""
-        reach = self.blocks.available + len(self.windows.whole) * self.blocks.size
-        self.even_out(self.blocks.available - min(wanted, reach), self.windows.available)
-
-    def provide_windows(self, wanted: int) -> None:
-        """The same of windows."""
-        reach = self.windows.available + len(self.blocks.whole) * self.windows.size
-        self.even_out(self.blocks.available, self.windows.available - min(wanted, reach))
+    @property
+    def obtainable(self) -> int:
+        """Blocks that the first pool can have beside those that are available there."""
+        return len(self.windows.whole) * self.blocks.size
 
     def check_integrity(self) -> None:
         """`AssertionError` unless each slab is with one pool."""

@@ -126,17 +126,13 @@ class BlockGroup:
         """Give back what is behind the window of the next token."""
         self.table_of(sequence).give_up(self.capacity.unseen(sequence.computed))
 
-    def most_growth(self, sequence: Sequence, end: int) -> int:
-        """Blocks that a prompt takes next for the tokens up to `end`, where they are available and it slides."""
-        table = self.table_of(sequence)
-        self.slide(sequence)
-        return max(0, min(table.missing(end), table.start + self.bound - len(table.blocks)))
-
     def extend(self, sequence: Sequence, end: int) -> int:
         """Make room for the tokens up to `end` of a prompt that slides. Returns the end of those for which there is
         room."""
-        table, growth = self.table_of(sequence), self.most_growth(sequence, end)
-        table.reserve(min(end, (len(table.blocks) + min(growth, self.pool.available)) * self._size))
+        table = self.table_of(sequence)
+        self.slide(sequence)
+        growth = min(table.missing(end), table.start + self.bound - len(table.blocks), self.pool.available)
+        table.reserve(min(end, (len(table.blocks) + max(0, growth)) * self._size))
         return min(end, len(table.blocks) * self._size)
 
     def can_rewind(self, sequence: Sequence, end: int) -> bool:

@@ -231,8 +231,6 @@ class KVCacheManager:
         if sequence.request.oversized:
             end = self._extend_oversized(sequence, end, step)
         for group in self._sliding:
-            if self.shared is not None:
-                self.shared.provide_windows(group.most_growth(sequence, end))
             end = group.extend(sequence, end)
         return end
 
@@ -241,8 +239,6 @@ class KVCacheManager:
         growth = min(table.missing(end), self.capacity.pace)
         last = table.start + self.capacity.share
         self.offload([sequence], 2 * growth, step)  # room for the next chunk, too: what leaves is free only then
-        if self.shared is not None:
-            self.shared.provide_blocks(growth)
         growth = max(0, min(growth, last - len(table.blocks), self.pool.available))
         table.reserve(min(end, (len(table.blocks) + growth) * size))
         return min(end, len(table.blocks) * size)

@@ -28,8 +28,3 @@ class SharedRoom(SharedMemory):
             for supply in allocation.supplies:
                 stack.enter_context(supply.held())
             return self.provide(room, allocation.needed)
-
-    @property
-    def obtainable(self) -> int:
-        """Blocks that the first group can have beside those that are available."""
-        return len(self.windows.whole) * self.blocks.size
