@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from functools import cache
@@ -167,6 +168,20 @@ def test_a_cached_prefix_changes_nothing(
     assert beside < 60 or sum(again.cached.values()) > 1000
     assert beside > 12 or again.stats.windowless_tokens > 0
     assert_same(again, expected)
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_groups_that_share_memory_change_nothing(
+    made: Made, exact: CudaRunner, requests: list[AddRequest], expected: Answers, mode: str
+) -> None:
+    layouts = exact.layout, exact.window_layout
+    slab_bytes = math.lcm(*(layout.block_bytes for layout in layouts if layout is not None))
+    runner = made.load(deterministic=True, num_blocks=None, kv_cache_bytes=150 * slab_bytes)
+    assert runner.windows is not None
+    assert runner.windows.slabs is not None
+    pressed = Engine(runner, policy=PreemptionPolicy(mode), reads_host=False).run(requests)
+    assert pressed.stats.preemptions > 0
+    assert_same(pressed, expected)
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
