@@ -179,7 +179,8 @@ def test_groups_that_share_memory_change_nothing(
     runner = made.load(deterministic=True, num_blocks=None, kv_cache_bytes=150 * slab_bytes)
     assert runner.windows is not None
     assert runner.windows.slabs is not None
-    pressed = Engine(runner, policy=PreemptionPolicy(mode), reads_host=False).run(requests)
+    hosts, policy = runner.num_host_blocks if mode == "swap" else 0, PreemptionPolicy(mode)  # type: ignore[arg-type]
+    pressed = Engine(runner, num_host_blocks=hosts, reads_host=False, policy=policy).run(requests)
     assert pressed.stats.preemptions > 0
     assert_same(pressed, expected)
 
