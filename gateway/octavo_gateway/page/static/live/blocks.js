@@ -80,10 +80,10 @@ class Region {
     return words.join(", ");
   }
 
-  // How many of the first blocks are worth a look: behind them all are free. In few steps, so that cells keep their size.
+  // How many of the first blocks are worth a look: behind them all are free or elsewhere. In few steps, so that cells keep their size.
   extent() {
     let end = this.cells.length;
-    while (end > 0 && this.cells[end - 1] === FREE) end--;
+    while (end > 0 && [FREE, ELSEWHERE].includes(this.cells[end - 1])) end--;
     let shown = 512;
     while (shown < end) shown *= 2;
     return Math.min(shown, this.cells.length);
