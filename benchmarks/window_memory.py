@@ -34,7 +34,7 @@ TOKENS = 600_000  # of all prompts of a row
 
 
 def memory(way: str, budget: int, model: Inspection) -> dict[str, Any]:
-    """What a scheduler is told of blocks in `budget` bytes."""
+    """Sizes of pools in `budget` bytes, as a scheduler is told of them."""
     full, windowed = model.kept_bytes * BLOCK, model.window_bytes * BLOCK
     if way == "one_group":
         return {"num_blocks": budget // (full + windowed)}
