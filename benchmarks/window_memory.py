@@ -59,7 +59,6 @@ def decoded_in_a_step(length: int, told: dict[str, Any]) -> float:
     scheduler = Scheduler(config)
     for number in range(max(24, TOKENS // length)):
         prompt = array("I", range(number * length, (number + 1) * length))
-        prompt[0] = number
         sampling = EngineSampling(seed=number, max_tokens=OUTPUT)
         scheduler.add(AddRequest(str(number), prompt, [SequenceInput(0)], sampling))
     decoded = steps = 0

@@ -124,10 +124,15 @@ def test_what_is_no_prompt_is_walked_beside_chunks():
 
 
 def test_chunks_are_the_same_every_time_and_in_any_parts(monkeypatch):
-    layer, first = by_chunks(16, 32), None
-    x = layer.rows(5500).cuda()
-    for tiles in [chunks.DELTA_TILES] * 10 + [7]:
-        monkeypatch.setattr(chunks, "DELTA_TILES", tiles)
+    assert_same_in_any_parts(by_chunks(16, 32), monkeypatch, DELTA_TILES=7)
+
+
+def assert_same_in_any_parts(layer: Layer, monkeypatch: pytest.MonkeyPatch, **parts: int) -> None:
+    """Ten times with the room that there is, and once with the size of `parts` of a step that `chunks` is told of."""
+    ((name, small),) = parts.items()
+    x, first = layer.rows(5500).cuda(), None
+    for size in [getattr(chunks, name)] * 10 + [small]:
+        monkeypatch.setattr(chunks, name, size)
         states = blocks.begun(layer, "cuda", (1, 2, 3))
         out = blocks.step(layer, x, states, [Part(5000, 1, 1), Part(1, 2, 2), Part(499, 3, 3)])
         now = (out, states.columns[1:4].clone(), states.matrices[1:4].clone())
@@ -163,15 +168,7 @@ def test_chunks_of_prompts_of_mamba2_are_those_of_the_reference(kind, dtype, roo
 
 @pytest.mark.parametrize("sizes", [(1, 128, 128, 64), (8, 64, 128, 64), (1, 32, 256, 128)])
 def test_chunks_of_mamba2_of_models_are_the_same_every_time_and_in_any_parts(sizes, monkeypatch):
-    layer, first = ssm_by_chunks(ssm_layer(*sizes, dtype=torch.bfloat16)), None
-    x = layer.rows(5500).cuda()
-    for room in [chunks.SSM_BYTES] * 10 + [5 << 20]:
-        monkeypatch.setattr(chunks, "SSM_BYTES", room)
-        states = blocks.begun(layer, "cuda", (1, 2, 3))
-        out = blocks.step(layer, x, states, [Part(5000, 1, 1), Part(1, 2, 2), Part(499, 3, 3)])
-        now = (out, states.columns[1:4].clone(), states.matrices[1:4].clone())
-        first = first or now
-        assert all(torch.equal(*pair) for pair in zip(first, now, strict=True))
+    assert_same_in_any_parts(ssm_by_chunks(ssm_layer(*sizes, dtype=torch.bfloat16)), monkeypatch, SSM_BYTES=5 << 20)
 
 
 @pytest.mark.parametrize("slow", [0.01, 1.0])

@@ -10,8 +10,9 @@ import pytest
 from gpu_on_cpu import pretend
 
 from octavo_worker.assembly.models import load_model
+from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.step import StepPlan
-from octavo_worker.contract.windows import BlockMoves
+from octavo_worker.contract.windows import BlockMoves, Slabs
 from octavo_worker.engine.drafts import NgramProposer, Speculation
 from octavo_worker.memory.cost import PreemptionPolicy
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, layouts_of
@@ -67,7 +68,9 @@ def test_groups_share_memory(name: str, cpu_pair: Callable[[str], Pair], monkeyp
     pretend(monkeypatch)
     sizes = [layout.block_bytes for layout in layouts_of(model, SIZE)]
     blocks, windows = (36 * math.lcm(*sizes) // each for each in sizes)
-    cache = CacheConfig(blocks, SIZE, BLOCKS, num_window_blocks=windows, num_host_window_blocks=BLOCKS, num_slabs=36)
+    sequence = Capacity(1, SIZE, window=WINDOW)
+    slabs = Slabs.of(36, blocks, windows, sequence.sliding_blocks(1), sequence.sliding_blocks(512))
+    cache = CacheConfig(blocks, SIZE, BLOCKS, num_window_blocks=windows, num_host_window_blocks=BLOCKS, slabs=slabs)
     runner = CudaRunner(model, cache, CONTEXT, 512, max_running=64, drafts=4, most_samples=320, graphs=False)
     speculation = Speculation(NgramProposer(least=1), FREE, 4)
     few = {"policy": PreemptionPolicy("swap"), "num_host_blocks": BLOCKS, "reads_host": False}

@@ -66,8 +66,8 @@ class WorkerMap(QueueMessage, frozen=True):
     `lengths` 32, the least significant byte first.
 
     A code is free (0), cached (1), quarantined (2), 3 where the other group of blocks has that memory, or 16 and the
-    place of a job in `owners`. 0x8000 is added where
-    several sequences share a block, which is that of the first, 0x4000 where a pin keeps it resident.
+    place of a job in `owners`. 0x8000 is added where several sequences share a block, which is that of the first,
+    0x4000 where a pin keeps it resident.
 
     Behind these blocks come those of layers with a window, if they are apart, then slots for states of recurrent
     layers: `windows` and `states` say how many the device and the host have, None where a model has none.

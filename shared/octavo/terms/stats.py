@@ -49,8 +49,8 @@ class EngineStats(Preemptions, array_like=True):
     prefix cache, but no state to go on from: they were computed.
 
     Blocks of layers with a window, where they are a group of their own, all 0 elsewhere: as the others. Where both
-    groups share memory, each counts those that it has at the moment. Keys and values
-    of `windowless_tokens` were in the prefix cache, but for those of the window before their end: they were computed.
+    groups share memory, each counts those that it has at the moment. Keys and values of `windowless_tokens` were in the
+    prefix cache, but for those of the window before their end: they were computed.
     """
 
     running: int = 0

@@ -111,8 +111,9 @@ class WorkerInfo(Frozen):
     digest: str = ""
 
 
-CELL_STATES = {"-": "elsewhere", ".": "free", "c": "cached", "q": "quarantined"}
-CELL_STATES |= {"u": "used", "s": "shared", "p": "pinned"}
+CELL_STATES = {
+    "-": "elsewhere", ".": "free", "c": "cached", "q": "quarantined", "u": "used", "s": "shared", "p": "pinned",
+}  # fmt: skip
 """Cell states by the letters of a block map, from the least to the most telling. Elsewhere: the memory of these blocks
 is with the other group."""
 

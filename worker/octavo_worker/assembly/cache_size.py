@@ -10,6 +10,7 @@ from octavo_worker.assembly.state_slots import MOST_SHARE, host_slots, slot_byte
 from octavo_worker.assembly.window_blocks import WindowGroup
 from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.options import TOKEN_BUDGET, ModelOptions
+from octavo_worker.contract.windows import Slabs
 from octavo_worker.model.causal_model import CacheConfig, CausalModel, layout_of, layouts_of
 from octavo_worker.model.errors import ModelError
 from octavo_worker.runner.cuda.memory import room_for_cache
@@ -31,31 +32,31 @@ def cache_config(
     budget = options.kv_cache_bytes or ranks * max(0, (room or 0) - slots * slot_bytes(model))
     kept = host_slots(options, each)
     left_on_host = max(0, options.host_cache_bytes - kept * each)
-    dtype = cache_dtype(options, model)
+    dtype, slabs = cache_dtype(options, model), None
     group = _window_group(options, model, max_model_len, *others)
     if group is None:
         num_blocks = pool_size(options, model, block_bytes, max_model_len, budget)
         host_blocks = left_on_host // block_bytes if block_bytes else num_blocks * bool(left_on_host)
-        windows = host_windows = number = 0
+        windows = host_windows = 0
     else:
-        num_blocks, windows, number = _group_sizes(options, model, group, max_model_len, budget)
+        num_blocks, windows, slabs = _group_sizes(options, model, group, max_model_len, budget)
         host_blocks, host_windows = group.on_host(left_on_host)
     host_blocks, kept = (host_blocks + 1, kept) if host_blocks else (0, 0)
-    return CacheConfig(num_blocks, options.block_size, host_blocks, dtype, slots, kept, windows, host_windows, number)
+    return CacheConfig(num_blocks, options.block_size, host_blocks, dtype, slots, kept, windows, host_windows, slabs)
 
 
 def _group_sizes(
     options: ModelOptions, model: CausalModel, group: WindowGroup, max_model_len: int, budget: int
-) -> tuple[int, int, int]:
-    """Blocks of either group in `budget` bytes, and the slabs of memory that they share: 0 if each has its own."""
+) -> tuple[int, int, Slabs | None]:
+    """Blocks of either group in `budget` bytes, and the slabs of memory that they share; None if each has its own."""
     slabs = None
     if options.num_blocks is None:
         slabs = group.slabs(budget, pool_size(options, model, group.full_bytes, max_model_len, budget))
     if slabs is not None:
-        return slabs.number * slabs.blocks, slabs.number * slabs.windows, slabs.number
+        return slabs.number * slabs.blocks, slabs.number * slabs.windows, slabs
     windows = group.blocks(budget, options.num_blocks)
     left = budget - windows * group.window_bytes
-    return pool_size(options, model, group.full_bytes, max_model_len, left), windows, 0
+    return pool_size(options, model, group.full_bytes, max_model_len, left), windows, None
 
 
 def _window_group(

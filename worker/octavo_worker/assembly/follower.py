@@ -80,9 +80,11 @@ def _load(sock: socket.socket, member: Member, options: ModelOptions) -> tuple[P
     sizes = msgspec.json.decode(_await(sock), type=Sizes)
     group.connect(sizes.handles)
     states = sizes.num_state_slots, sizes.num_host_state_slots
-    windows = sizes.num_window_blocks, sizes.num_host_window_blocks, sizes.num_slabs
+    windows = sizes.num_window_blocks, sizes.num_host_window_blocks
     dtype = cache_dtype(options, model)
-    cache = CacheConfig(sizes.num_blocks, options.block_size, sizes.num_host_blocks, dtype, *states, *windows)
+    cache = CacheConfig(
+        sizes.num_blocks, options.block_size, sizes.num_host_blocks, dtype, *states, *windows, slabs=sizes.slabs
+    )
     return make_runner(options, model, cache, sizes.max_model_len), Board(group.memory, member.rank)
 
 

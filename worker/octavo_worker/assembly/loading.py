@@ -12,7 +12,7 @@ from octavo_kernels.features import Feature, features
 from octavo_worker.assembly.cache_size import asked_bytes, cache_config, measured_room, token_budget
 from octavo_worker.assembly.guessers import load_guesser
 from octavo_worker.assembly.models import load_model
-from octavo_worker.contract.cache import common_window, group_window
+from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.model.causal_model import CacheConfig, CausalModel
@@ -70,8 +70,7 @@ def check_combinations(options: ModelOptions) -> None:
 def fitting_length(options: ModelOptions, model: CausalModel, cache: CacheConfig, wanted_len: int) -> int:
     """The longest sequence that the KV memory holds, at most `wanted_len`."""
     readable = cache.num_host_blocks - 1 if cache.num_host_blocks and reads_host(model.device) else 0
-    slabs = cache.slabs(group_window(model.cache), token_budget(options, model.device))
-    device = cache.num_blocks - 1 if slabs is None else slabs.for_one
+    device = cache.num_blocks - 1 if cache.slabs is None else cache.slabs.for_one
     capacity = Capacity(device, options.block_size, readable, common_window(model.cache))
     fitting = min(wanted_len, capacity.longest or wanted_len)
     if fitting < wanted_len:

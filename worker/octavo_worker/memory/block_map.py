@@ -43,7 +43,8 @@ def block_map(pool: BlockPool, pinned: Iterable[int], cells: int) -> BlockMap:
     bounds = [begin + cell * blocks // count for cell in range(count + 1)]
     ranges = list(pairwise(bounds))
     references = [max(pool.refs[first:end]) for first, end in ranges]
-    states = [_state(pool, *limits, most) for limits, most in zip(ranges, references, strict=True)]
+    elsewhere = frozenset(pool.blocks_elsewhere)
+    states = [_state(pool, *limits, most, elsewhere) for limits, most in zip(ranges, references, strict=True)]
     for block in pool.quarantine:
         cell = bisect_right(bounds, block) - 1
         states[cell] = max(states[cell], CellState.QUARANTINED, key=_ORDER.__getitem__)
@@ -56,11 +57,11 @@ def block_map(pool: BlockPool, pinned: Iterable[int], cells: int) -> BlockMap:
 _ORDER = {state: rank for rank, state in enumerate(CellState)}
 
 
-def _state(pool: BlockPool, first: int, end: int, references: int) -> CellState:
+def _state(pool: BlockPool, first: int, end: int, references: int, elsewhere: frozenset[int]) -> CellState:
     if references > 1:
         return CellState.SHARED
     if references == 1:
         return CellState.USED
     if pool.has_content(first, end):
         return CellState.CACHED
-    return CellState.ELSEWHERE if all(map(pool.lies_elsewhere, range(first, end))) else CellState.FREE
+    return CellState.ELSEWHERE if elsewhere.issuperset(range(first, end)) else CellState.FREE

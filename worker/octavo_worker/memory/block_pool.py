@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat, takewhile
 
 NULL_BLOCK = 0
@@ -184,9 +184,10 @@ class BlockPool:
     def hash_of(self, block: int) -> bytes | None:
         return self._hash[block]
 
-    def lies_elsewhere(self, _: int) -> bool:
-        """True if a block's memory is with another pool."""
-        return False
+    @property
+    def blocks_elsewhere(self) -> Iterable[int]:
+        """Blocks whose memory is with another pool."""
+        return ()
 
     def free_order(self) -> list[int]:
         """Blocks in the order in which they will be reused. O(pool): for tests and inspection."""
@@ -203,7 +204,8 @@ class BlockPool:
             raise AssertionError(f"free list holds {len(order)} entries, {self._available} were counted")
         if any(self._prev[self._next[block]] != block for block in [NULL_BLOCK, *order]):
             raise AssertionError("free list is not linked both ways")
-        idle = {block for block in self._own() if self.refs[block] == 0}
+        idle = {block for block in range(self.first + 1, self.first + self.num_blocks) if self.refs[block] == 0}
+        idle = idle.difference(self.blocks_elsewhere)
         if idle & self._guarded.keys() != set(self._quarantine):
             raise AssertionError("quarantine and reference counts disagree")
         if idle - self._guarded.keys() != set(order) or self.refs[NULL_BLOCK] != 0:
@@ -217,10 +219,6 @@ class BlockPool:
             raise AssertionError("hash index and blocks disagree")
         if tables is not None:
             self._check_references(tables)
-
-    def _own(self) -> Iterator[int]:
-        """The blocks that can be handed out, now or once they are released."""
-        return iter(range(self.first + 1, self.first + self.num_blocks))
 
     def _check_references(self, tables: Iterable[Sequence[int]]) -> None:
         counted = [0] * len(self.refs)

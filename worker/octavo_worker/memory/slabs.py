@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
+from itertools import chain, count
 
 from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
 
@@ -23,7 +23,7 @@ class SlabPool(BlockPool):
         self.size = size
         self.whole = dict.fromkeys(range(kept, num_blocks // size), 0)
         self._kept, self._moments = kept, moments
-        self._available_in = [len(self.blocks_of(slab)) for slab in range(num_blocks // size)]
+        self._available_in = [len(self._blocks_of(slab)) for slab in range(num_blocks // size)]
         self._elsewhere: set[int] = set()
         self._away = 0  # blocks of these slabs
 
@@ -36,16 +36,13 @@ class SlabPool(BlockPool):
         """The slabs that are with another pool."""
         return frozenset(self._elsewhere)
 
-    def lies_elsewhere(self, block: int) -> bool:
-        return block // self.size in self._elsewhere
-
-    def blocks_of(self, slab: int) -> range:
-        """The blocks of a slab that can be handed out."""
-        return range(max(1, slab * self.size), (slab + 1) * self.size)
+    @property
+    def blocks_elsewhere(self) -> Iterable[int]:
+        return chain.from_iterable(map(self._blocks_of, self._elsewhere))
 
     def give(self, slab: int) -> None:
         """Part with a slab, and forget what its blocks hold. Raises ValueError if one of them is in use."""
-        blocks = self.blocks_of(slab)
+        blocks = self._blocks_of(slab)
         if slab in self._elsewhere or self._available_in[slab] < len(blocks):
             raise ValueError(f"slab {slab} is in use, or elsewhere")
         for block in blocks:
@@ -60,7 +57,7 @@ class SlabPool(BlockPool):
         """Have a slab from elsewhere, whose blocks are free. Raises ValueError if it is here."""
         if slab not in self._elsewhere:
             raise ValueError(f"slab {slab} is here")
-        blocks = self.blocks_of(slab)
+        blocks = self._blocks_of(slab)
         for block in reversed(blocks):
             self._link(block, NULL_BLOCK, self._next[NULL_BLOCK])
         self._elsewhere.remove(slab)
@@ -77,9 +74,6 @@ class SlabPool(BlockPool):
         if [*self.whole.values()] != sorted(self.whole.values()):
             raise AssertionError("whole slabs are not in the order of their last releases")
 
-    def _own(self) -> Iterator[int]:
-        return (block for block in super()._own() if not self.lies_elsewhere(block))
-
     def _link(self, block: int, before: int, after: int) -> None:
         super()._link(block, before, after)
         slab = block // self.size
@@ -92,6 +86,10 @@ class SlabPool(BlockPool):
         slab = block // self.size
         self._available_in[slab] -= 1
         self.whole.pop(slab, None)
+
+    def _blocks_of(self, slab: int) -> range:
+        """The blocks of a slab that can be handed out."""
+        return range(max(1, slab * self.size), (slab + 1) * self.size)
 
 
 class SharedMemory:

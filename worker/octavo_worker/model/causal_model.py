@@ -13,7 +13,6 @@ from torch import Tensor
 from octavo_kernels.cache.pools import Pools, empty_pools
 from octavo_kernels.ops import LayerStates
 from octavo_worker.contract.cache import CacheSpec, KvLayout, in_group
-from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.state import StateSpec
 from octavo_worker.contract.windows import Slabs
 from octavo_worker.model.batch import Batch
@@ -91,7 +90,7 @@ class CacheConfig:
     float8_e4m3fn instead of the model's. `num_state_slots` count slot 0 (0: the model keeps no states), and so do the
     `num_host_state_slots` in the host's memory (0: none). `num_window_blocks` are those of layers with a window, where
     they are a group of their own (0: all layers are one), `num_host_window_blocks` the same in the host's memory.
-    Where there are `num_slabs`, both groups lie in the same memory of the device.
+    With `slabs` both groups lie in the same memory of the device.
     """
 
     num_blocks: int
@@ -102,16 +101,7 @@ class CacheConfig:
     num_host_state_slots: int = 0
     num_window_blocks: int = 0
     num_host_window_blocks: int = 0
-    num_slabs: int = 0
-
-    def slabs(self, window: int, chunk: int) -> Slabs | None:
-        """The slabs of both groups' memory, where layers have a `window` and steps compute `chunk` tokens of a
-        prompt."""
-        if not self.num_slabs:
-            return None
-        sequence = Capacity(1, self.block_size, window=window)
-        sizes = sequence.sliding_blocks(1), sequence.sliding_blocks(chunk)
-        return Slabs.of(self.num_slabs, self.num_blocks, self.num_window_blocks, *sizes)
+    slabs: Slabs | None = None
 
 
 def in_pools(pairs: Sequence[tuple[int, int]], first_host_block: int) -> Tensor:
@@ -147,7 +137,7 @@ def grouped_cache(model: CausalModel, cache: CacheConfig) -> GroupedCache:
     dtype, device = cache.dtype or model.dtype, model.device
     pools = empty_pools(cache.num_blocks, cache.num_host_blocks, layout.block_bytes, dtype, device)
     sizes = cache.num_window_blocks, cache.num_host_window_blocks
-    if cache.num_slabs:
+    if cache.slabs is not None:
         windows = _in_same_memory(pools.device, *sizes, windowed.block_bytes)
     else:
         windows = empty_pools(*sizes, windowed.block_bytes, dtype, device)

@@ -90,8 +90,8 @@ class BaseRunner:
         if self.window_pools is not None:
             first = self.window_pools.first_host_block or cache.num_window_blocks
             window = group_window(self.model.cache)
-            slabs = cache.slabs(window, self.token_budget)
-            self.windows = WindowBlocks(cache.num_window_blocks, window, cache.num_host_window_blocks, first, slabs)
+            hosts = cache.num_host_window_blocks
+            self.windows = WindowBlocks(cache.num_window_blocks, window, hosts, first, cache.slabs)
 
     def _bind_states(self, cache: CacheConfig) -> None:
         """Allocates slots of states, of the device and of the host, whose ids are behind the former's."""

@@ -16,7 +16,6 @@ from octavo_worker.engine.scheduler import Scheduler
 from octavo_worker.engine.sequence import Sequence as Member
 from octavo_worker.engine.states.states import States
 from octavo_worker.memory.block_pool import NULL_BLOCK, BlockPool
-from octavo_worker.memory.slabs import SlabPool
 
 FREE, CACHED, QUARANTINED, ELSEWHERE = 0, 1, 2, 3
 FIRST_OWNER = 16
@@ -52,8 +51,7 @@ class _Region:
             contents = np.frombuffer(pool.contents, np.uint8)
             codes[_range(pool)] = contents[_range(pool)]  # CACHED where there is one
             codes[pool.quarantine] = QUARANTINED
-            if isinstance(pool, SlabPool):
-                codes[[block for slab in pool.elsewhere for block in pool.blocks_of(slab)]] = ELSEWHERE
+            codes[[*pool.blocks_elsewhere]] = ELSEWHERE
         codes[self.leaving] = QUARANTINED
         held = np.frombuffer(b"".join(reversed(self.tables)), np.int32)  # of several writes to an entry the last stays
         codes[held] = np.repeat(numbers, [len(table) for table in reversed(self.tables)])

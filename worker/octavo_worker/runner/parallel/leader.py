@@ -11,6 +11,7 @@ import torch
 
 from octavo_kernels.exchange.gpus import Exchange
 from octavo_worker.contract.step import Masks, StepPlan
+from octavo_worker.contract.windows import Slabs
 from octavo_worker.model.causal_model import CacheConfig, CausalModel
 from octavo_worker.model.config import DecoderConfig
 from octavo_worker.ranks.board import Board
@@ -69,7 +70,7 @@ class Sizes(msgspec.Struct, frozen=True):
     num_host_state_slots: int = 0
     num_window_blocks: int = 0
     num_host_window_blocks: int = 0
-    num_slabs: int = 0
+    slabs: Slabs | None = None
 
 
 class Leader:
@@ -96,8 +97,10 @@ class Leader:
     def begin(self, cache: CacheConfig, max_model_len: int) -> None:
         """Tell all ranks the size of the cache, and connect this one to them."""
         states = cache.num_state_slots, cache.num_host_state_slots
-        windows = cache.num_window_blocks, cache.num_host_window_blocks, cache.num_slabs
-        sizes = Sizes(cache.num_blocks, cache.num_host_blocks, max_model_len, self._handles, *states, *windows)
+        windows = cache.num_window_blocks, cache.num_host_window_blocks
+        sizes = Sizes(
+            cache.num_blocks, cache.num_host_blocks, max_model_len, self._handles, *states, *windows, slabs=cache.slabs
+        )
         self.ranks.send(msgspec.json.encode(sizes))
         self.group.connect(self._handles)
 
