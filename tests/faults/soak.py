@@ -358,7 +358,7 @@ async def main(options: argparse.Namespace, folder: Path, stack: ExitStack) -> i
             folder, "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0")))  # fmt: skip
         url = server.url
 
-    flags = {**FLAGS, **(write_hybrid(folder / "hybrid") if options.states else {})}
+    flags = {**FLAGS, **(write_hybrid(folder / "hybrid", FLAGS["device"]) if options.states else {})}
 
     def start_worker() -> WorkerProcess:
         return stack.enter_context(WorkerProcess(url, folder / f"worker{next(numbers)}.log", **flags))

@@ -48,6 +48,7 @@ KINDS: dict[str, Kind] = {
     "cpu-states": Kind({"device": "cpu"}, times_as_long=4, has_states=True),
     "cuda": Kind({"device": "cuda"}, times_as_long=8),
     "cuda-drafts": Kind({"device": "cuda", "speculate": "suffix"}, times_as_long=8),
+    "cuda-states": Kind({"device": "cuda"}, times_as_long=8, has_states=True),
 }
 
 
@@ -90,7 +91,9 @@ def kind_of(name: str) -> Any:
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     kind = KINDS[request.param]
     folder = tmp_path_factory.mktemp("killed")
-    flags = {**FLAGS, **kind.flags, **(write_hybrid(folder / "hybrid") if kind.has_states else {})}
+    flags = {**FLAGS, **kind.flags}
+    if kind.has_states:
+        flags |= write_hybrid(folder / "hybrid", flags["device"])
     with EmbeddedServer() as server, redis.Redis.from_url(server.url) as connection, ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("OCTAVO_DETERMINISTIC", "1")
         queue = known_queue(connection)

@@ -29,6 +29,11 @@ SIZES: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 900.0, "partial_rotary_factor": 0.5},
     "tie_word_embeddings": False,
 }
+FOR_KERNELS: dict[str, Any] = {
+    "hidden_size": 128, "head_dim": 64, "intermediate_size": 256, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}  # fmt: skip
+"""The smallest heads that a GPU's kernels take."""
 
 
 def with_tokenizer(folder: Path) -> dict[str, object]:
@@ -38,13 +43,15 @@ def with_tokenizer(folder: Path) -> dict[str, object]:
     return {"model": str(folder), "served_name": "demo"}
 
 
-def write_hybrid(folder: Path) -> dict[str, object]:
-    """Writes a Qwen3.5 in 16 bits there. Returns the flags of a worker that serves it as `demo`."""
+def write_hybrid(folder: Path, device: object) -> dict[str, object]:
+    """Writes a Qwen3.5 in 16 bits there that workers with this device can compute. Returns the flags of a worker that
+    serves it as `demo`."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3_5TextConfig
 
     torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_config(Qwen3_5TextConfig(**SIZES), trust_remote_code=False)
+    config = Qwen3_5TextConfig(**SIZES | (FOR_KERNELS if device == "cuda" else {}))
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
