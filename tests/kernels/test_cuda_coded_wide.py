@@ -138,7 +138,7 @@ def test_what_the_module_refuses_it_does_not_launch():
     for tile, at in (((2, 48, 1), 0), ((2, 64, 3), 0), ((2, 64, 4), 0), ((1, 64, 1), 0), ((2, 64, 1), 2)):
         with pytest.raises(ValueError, match="coded_wide"):
             cuda.launched(
-                "coded_wide", x.device, 1, (x.data_ptr(), 128), coded_cuda._matrix(weight), 0, (0, 0),
+                "coded_wide", x.device, 1, (x.data_ptr(), 128), coded_cuda.matrix_of(weight), 0, (0, 0),
                 (out.data_ptr() + at, 72), 40, (False, 0), norm_at(None), tile,
             )  # fmt: skip
     assert (out == 7).all()

@@ -28,7 +28,7 @@ struct Stage {
   float b[C::kTokens][C::kRows], c[C::kTokens][C::kRows], x[C::kTokens][C::kColumns];
 };
 template <class C>
-struct Shared {
+struct alignas(16) Shared {
   Stage<C> stages[2];
   float weights[kTaps + 1][C::kWeights];  // of the convolution: B, C, x; the bias at the end
   float rate, dt_bias;
