@@ -40,7 +40,9 @@ def build(
         text = SHARED.sub(r"char* const \1 = emulator::current->block->shared;", source.read_text())
         (folder / kernels / source.name).write_text(STATIC_SHARED.sub("static EMULATED ", text))
     include = [f"-I{path}" for path in (EMULATOR, folder, SOURCES / "cuda", SOURCES)]
-    host = "-fPIC,-w,-fno-gnu-unique"  # several such libraries in one process have nothing in common
+    # Several such libraries in one process have nothing in common. What is not aligned ends the process, as it ends a
+    # GPU's context.
+    host = "-fPIC,-w,-fno-gnu-unique,-fsanitize=alignment,-fsanitize-undefined-trap-on-error"
     flags = ("-std=c++17", "-O1", f"-Xcompiler={host}", "-DOCTAVO_HOPPER=1", *flags, *include, "-x", "c++", "-c")
     objects = []
     for source in [EMULATOR / entry, *sorted((folder / kernels).glob(sources))]:

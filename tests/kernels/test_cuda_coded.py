@@ -289,8 +289,8 @@ def test_what_the_module_refuses_it_does_not_launch():
     out = torch.full((17, 64), 7.0, device="cuda", dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="coded_few"):
         cuda.launched(
-            "coded_few", x.device, 1, (x.data_ptr(), 128), coded_cuda.matrix_of(weight), 0, (0, 0), (out.data_ptr(), 64),
-            17, (False, 0), norm_at(None),
+            "coded_few", x.device, 1, (x.data_ptr(), 128), coded_cuda.matrix_of(weight), 0, (0, 0),
+            (out.data_ptr(), 64), 17, (False, 0), norm_at(None),
         )  # fmt: skip
     with pytest.raises(ValueError, match="uniform"):
         ops.linear(Product(torch.randn(2, 129, device="cuda").bfloat16()[:, 1:], weight, uniform=True))

@@ -55,8 +55,9 @@ def assert_scores_are_near(
     assert mine.quantile(0.8) <= 1.5 * other.quantile(0.8)
 
 
-def assert_graphs_change_nothing(runner: ModelRunner, folder: Path) -> None:
-    alone = load_runner(options(folder, cuda_graphs=False))
+def assert_graphs_change_nothing(runner: ModelRunner, folder: Path, **more: object) -> None:
+    """`more`: options with which `runner` was loaded."""
+    alone = load_runner(options(folder, cuda_graphs=False, **more))
     for one in requests(8):
         assert_same(Engine(runner).run([one]), Engine(alone).run([one]))
 

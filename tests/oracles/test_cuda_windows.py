@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from proposers import speculate
 from transformers import Exaone4Config, Gemma3TextConfig, GptOssConfig, PreTrainedConfig
@@ -259,8 +260,10 @@ def test_blocks_of_windows_move_by_themselves(exact: CudaRunner) -> None:
     device, first = exact.window_pools.device, exact.windows.first_host_block
     device[:6].zero_()
     device[1].fill_(7)
+    torch.cuda.synchronize()  # the runner has a stream of its own
     exact.launch(StepPlan([], 0, windows=BlockMoves(swap_out=[(1, first + 1)]))).result()
     device[1].zero_()
+    torch.cuda.synchronize()
     moves = BlockMoves(copies=[(2, 4)], swap_out=[(2, first + 3)], swap_in=[(first + 1, 2)])
     exact.launch(StepPlan([], 0, windows=moves)).result()
     exact.launch(StepPlan([], 0, windows=BlockMoves(swap_in=[(first + 3, 5)]))).result()

@@ -21,11 +21,14 @@ struct Cut {
   static constexpr int kColumns = kAdvancers * kLaneColumns * kWide, kOwn = kColumns / 32;
   static constexpr int kWeights = 2 * kRows + kColumns;
   static constexpr int kThreads = 32 * (kHelpers + kAdvancers);
+
+  // Columns of a head, where a block may have some of them.
+  __device__ static int head_dim(const SsmArgs& a) { return a.head_dim; }
 };
 template <class C>
 struct Stage {
   float2 gates[C::kTokens];  // decay, dt
-  float b[C::kTokens][C::kRows], c[C::kTokens][C::kRows], x[C::kTokens][C::kColumns];
+  alignas(16) float b[C::kTokens][C::kRows], c[C::kTokens][C::kRows], x[C::kTokens][C::kColumns];
 };
 template <class C>
 struct alignas(16) Shared {
@@ -43,9 +46,9 @@ struct Place {
   int sequence, head, first, gate, x, b, c, dt;
 
   __device__ Place(const SsmArgs& a, int block) {
-    const int parts = a.head_dim / C::kColumns, inner = a.heads * a.head_dim, group = block / parts % a.heads / (a.heads / a.groups);
+    const int parts = C::head_dim(a) / C::kColumns, inner = a.heads * C::head_dim(a), group = block / parts % a.heads / (a.heads / a.groups);
     first = block % parts * C::kColumns, head = block / parts % a.heads, sequence = in_order(a.step.moves, block / (parts * a.heads));
-    gate = inner, x = head * a.head_dim + first, b = inner + group * C::kRows, c = b + a.groups * C::kRows;
+    gate = inner, x = head * C::head_dim(a) + first, b = inner + group * C::kRows, c = b + a.groups * C::kRows;
     dt = inner + a.step.convolution.channels + head;
   }
 };
@@ -72,9 +75,11 @@ struct Helper {
   __device__ Helper(const SsmArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory, int stages_before = 0)
       : a(args), place(at), sequence(s), shared(memory), base(stages_before), lane(threadIdx.x % 32),
         warp(threadIdx.x / 32 % kHelpers), line(args.step, s, at.gate) {
-    if (warp == 1 && lane == 0) shared.rate = a.rates[at.head], shared.dt_bias = a.dt_bias[at.head];
+    if (warp == kHelpers - 1 && lane == 0) shared.rate = a.rates[at.head], shared.dt_bias = a.dt_bias[at.head];
     const Convolution& c = a.step.convolution;
-    for (int tap = warp; tap < kTaps; tap += kHelpers) take_weights(static_cast<const T*>(c.weight) + tap * c.channels, tap);
+#pragma unroll
+    for (int tap = 0; tap < kTaps; ++tap)
+      if (tap % kHelpers == warp) take_weights(static_cast<const T*>(c.weight) + tap * c.channels, tap);
     if (c.bias && warp == 0) take_weights(c.bias, kTaps);
     meet();
   }
@@ -130,7 +135,7 @@ struct Helper {
       }
       convolved(in.x, 2 * C::kRows + lane * kOwn, to.x[0] + lane * kOwn, C::kColumns);
     }
-    if (warp == 1 && lane < kTokens) {
+    if (warp == kHelpers - 1 && lane < kTokens) {
       const float dt = fminf(fmaxf(softplus(__fadd_rn(to_float(in.dt), shared.dt_bias)), a.least), a.most);
       to.gates[lane] = make_float2(expf(__fmul_rn(shared.rate, dt)), dt);
     }
@@ -167,8 +172,8 @@ struct Advancer {
   // `warp`: its number among those that have the state.
   __device__ Advancer(const SsmArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory, int warp)
       : a(args), sequence(s), shared(memory), column(warp * kLaneColumns * kWide + threadIdx.x % kLaneColumns * kWide),
-        place(threadIdx.x % 32 / kLaneColumns), offset(int64_t(at.head) * C::kRows * args.head_dim + at.first + column),
-        y(args.y + int64_t(s.begin) * args.heads * args.head_dim + at.x + column), skip(args.skip[at.head]) {}
+        place(threadIdx.x % 32 / kLaneColumns), offset(int64_t(at.head) * C::kRows * C::head_dim(args) + at.first + column),
+        y(args.y + int64_t(s.begin) * args.heads * C::head_dim(args) + at.x + column), skip(args.skip[at.head]) {}
 
   __device__ float* slot(int id) const { return static_cast<float*>(a.matrices.data) + id * a.matrices.stride + offset; }
 
@@ -204,22 +209,22 @@ struct Advancer {
   // All tokens of the sequence, whose stages are counted from `base` on; its slots have the state then.
   __device__ void advance_all(int base) {
     Keeps keeps(a.step.moves, sequence);
-    const int64_t width = int64_t(a.heads) * a.head_dim;
+    const int64_t width = int64_t(a.heads) * C::head_dim(a);
     for (int first = 0; first < sequence.tokens; first += kTokens) {
       const int stage = base + first / kTokens;
       Handover::wait_for(shared.handover.made, stage);
       const int count = min(kTokens, sequence.tokens - first);
       for (int t = 0; t < count; ++t) {
         advance(shared.stages[stage % 2], t, y + (first + t) * width);
-        keeps.at(first + t + 1, [&](int kept) { state.store(slot(kept), a.head_dim, place); });
+        keeps.at(first + t + 1, [&](int kept) { state.store(slot(kept), C::head_dim(a), place); });
       }
       Handover::tell(shared.handover.used, stage);
     }
     if (sequence.write && (sequence.tokens > 0 || sequence.write != sequence.read))
-      state.store(slot(sequence.write), a.head_dim, place);
+      state.store(slot(sequence.write), C::head_dim(a), place);
   }
   __device__ void run() {
-    state.load(sequence.read ? slot(sequence.read) : nullptr, a.head_dim, place);
+    state.load(sequence.read ? slot(sequence.read) : nullptr, C::head_dim(a), place);
     advance_all(0);
   }
 };

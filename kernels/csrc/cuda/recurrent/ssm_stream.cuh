@@ -1,5 +1,5 @@
 // Mamba2 of many sequences with few tokens each, which is bound by the bytes of their matrices: as delta_stream.cuh has it. Heads are
-// independent of each other here.
+// independent of each other here, and small: crews of warps advance them in turn, so that one loads a state while another stores one.
 #pragma once
 
 #include "recurrent/ssm.cuh"
@@ -10,12 +10,14 @@ namespace {
 
 constexpr int kStreamed = 64;  // columns of a head
 
-template <int teams>
-struct Stream : Cut<kRows, 2, 2, 1, 1, 8> {
-  static_assert(kColumns == kStreamed);
-  static constexpr int kTeams = teams, kBuffers = 4;
+template <int teams, int crews>
+struct Stream : Cut<kRows, 4, 1, 1, 1> {
+  static_assert(kColumns == kStreamed && teams % crews == 0);  // a team's heads are one crew's
+  static constexpr int kTeams = teams, kCrews = crews, kBuffers = 4;
   static constexpr int kFirstAdvancer = kTeams * kHelpers + 1;  // warp; the one before copies
-  static constexpr int kThreads = 32 * (kFirstAdvancer + kAdvancers);
+  static constexpr int kThreads = 32 * (kFirstAdvancer + kCrews * kAdvancers);
+
+  __device__ static constexpr int head_dim(const SsmArgs&) { return kStreamed; }
 };
 template <class C>
 struct StreamShared {
@@ -25,20 +27,20 @@ struct StreamShared {
 
 #if OCTAVO_CLUSTERS
 
-// The heads of a block in order, each with the team that makes its inputs.
+// Every `step`-th head of a block from number `first` on, in order, each with the team that makes its inputs.
 template <class C, class F>
-__device__ inline void for_heads(const SsmArgs& a, F&& f) {
+__device__ inline void for_heads(const SsmArgs& a, int first, int step, F&& f) {
   const int heads = a.step.moves.sequences * a.heads;
-  for (int head = blockIdx.x, team = 0; head < heads; head += gridDim.x) {
+  for (int head = blockIdx.x + first * gridDim.x, team = first; head < heads; head += step * gridDim.x) {
     f(Place<C>(a, head), team);
-    if (++team == C::kTeams) team = 0;
+    if ((team += step) >= C::kTeams) team -= C::kTeams;
   }
 }
 
 template <class C>
 __device__ inline void copy_matrices(const SsmArgs& a, StreamShared<C>& shared) {
   Turn<C::kBuffers> turn;
-  for_heads<C>(a, [&](const Place<C>& place, int) {
+  for_heads<C>(a, 0, 1, [&](const Place<C>& place, int) {
     const int slot = a.step.moves.read[place.sequence];
     const float* from = static_cast<const float*>(a.matrices.data) + slot * a.matrices.stride;
     shared.matrices.copy(turn, slot ? from + int64_t(place.head) * kRows * kStreamed : nullptr);
@@ -47,10 +49,10 @@ __device__ inline void copy_matrices(const SsmArgs& a, StreamShared<C>& shared) 
 
 template <class T, class C>
 __device__ inline void advance_heads(const SsmArgs& a, StreamShared<C>& shared) {
-  const int warp = int(threadIdx.x) / 32 - C::kFirstAdvancer;
-  Turn<C::kBuffers> turn;
+  const int number = int(threadIdx.x) / 32 - C::kFirstAdvancer, crew = number / C::kAdvancers, warp = number % C::kAdvancers;
+  Turn<C::kBuffers, C::kCrews> turn{crew};
   StageCounts stages;
-  for_heads<C>(a, [&](const Place<C>& place, int team) {
+  for_heads<C>(a, crew, C::kCrews, [&](const Place<C>& place, int team) {
     const Sequence sequence = walked(a, place.sequence);
     Advancer<T, C> advancer(a, place, sequence, shared.teams[team], warp);
     shared.matrices.take(turn, advancer.state, sequence.read == 0, advancer.column, kStreamed, advancer.place);

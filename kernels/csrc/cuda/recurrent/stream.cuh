@@ -5,14 +5,15 @@
 
 namespace octavo {
 
-// Which of a number of buffers is next, and the parity of the time for which it is used.
-template <int kBuffers>
+// Which of a number of buffers is next, and the parity of the time for which it is used. Of several crews each has every kCrews-th.
+template <int kBuffers, int kCrews = 1>
 struct Turn {
+  static_assert(kBuffers % kCrews == 0);
   int at = 0;
   uint32_t parity = 0;
 
   __device__ void advance() {
-    if (++at == kBuffers) at = 0, parity ^= 1;
+    if ((at += kCrews) >= kBuffers) at -= kBuffers, parity ^= 1;
   }
 };
 template <int kBuffers, int kElements>
@@ -35,8 +36,8 @@ struct Matrices {
     turn.advance();
   }
   // A warp's columns from `column` on of the next matrix.
-  template <int kWide>
-  __device__ void take(Turn<kBuffers>& turn, State<kWide>& state, bool zeros, int column, int columns, int place) {
+  template <int kWide, int kCrews>
+  __device__ void take(Turn<kBuffers, kCrews>& turn, State<kWide>& state, bool zeros, int column, int columns, int place) {
     barrier_wait(shared_address(&full[turn.at]), turn.parity);
     if (zeros) state.clear();
     else state.take(at[turn.at] + column, columns, place);

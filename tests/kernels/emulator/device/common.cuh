@@ -160,7 +160,8 @@ float2 unpack(uint32_t word) {
 inline float fast_exp2(float x) { return std::exp2(x); }
 inline float fast_inverse(float x) { return 1.0f / x; }
 template <class T, int N>
-struct Elements {
+struct alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * sizeof(T) % 4 == 0 ? 4 : sizeof(T))
+    Elements {
   T at[N];
 };
 inline float warp_sum(float x) {
