@@ -19,6 +19,10 @@ struct BufferRing {
   __device__ void advance() {
     if (++stage == length) stage = 0, parity ^= 1;
   }
+  // So many at once.
+  __device__ void skip(int count) {
+    stage += count, parity ^= stage / length & 1, stage %= length;
+  }
 
 #if OCTAVO_WGMMA
   // One thread's: so many arrivals say that a buffer is full, and that it is empty again.

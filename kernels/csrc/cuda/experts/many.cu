@@ -1,9 +1,10 @@
 // Products of experts with many rows, on Hopper (sm_90a): tiles of 128 rows that one expert has, by wgmma. Of the first product a
 // tile has 64 or 128 columns of gate and the same of up, of the second, and of a first one without a gate, twice as many.
 //
-// One warpgroup copies: the weights as boxes, rows of x one by one, as the lists say. Two multiply, 64 rows each. Blocks go from
-// tile to tile; how many there are the device alone knows. Every element is one chain of products over the whole depth, so that a
-// row's bits do not depend on how many rows there are, or where in a tile it lies.
+// One warpgroup copies: the weights as boxes, rows of x one by one, as the lists say. Two multiply, 64 rows each; tiles with no more
+// rows they have in turn, so that one multiplies while the other stores. Blocks go from tile to tile; how many there are the device
+// alone knows. Every element is one chain of products over the whole depth, so that a row's bits do not depend on how many rows there
+// are, or where in a tile it lies.
 #include <algorithm>
 
 #include "device/buffer_ring.cuh"
@@ -17,8 +18,8 @@ namespace {
 constexpr int kConsumers = 2, kTileRows = kConsumers * kRows, kChains = 2;
 constexpr int kManyThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kXBytes = kTileRows * kRowBytes;
-// In shared memory: barriers, tiles in front of each expert, its first place, the ring.
-constexpr int kFirstTiles = 256, kStarts = kFirstTiles + (kMostExperts + 1) * 4, kRingAt = 5120;
+// In shared memory: barriers of the ring and of consumers, tiles in front of each expert, its first place, the ring.
+constexpr int kEnded = 128, kFirstTiles = 256, kStarts = kFirstTiles + (kMostExperts + 1) * 4, kRingAt = 5120;
 static_assert(kStarts + (kMostExperts + 1) * 4 <= kRingAt);
 
 // Columns of a chain, as many as an instruction has; a tile has two chains. An element's bits are the same in both.
@@ -27,6 +28,7 @@ struct Shape {
   static constexpr int kChain = columns, kChainBytes = kChain * kRowBytes, kStageBytes = kXBytes + kChains * kChainBytes;
   static constexpr int kStages = 192 * 1024 / kStageBytes;
   static constexpr int kBytes = kRingAt + kStages * kStageBytes + 1024;  // the last for aligning the ring
+  static_assert(16 * kStages <= kEnded);
 };
 using Wide = Shape<128>;
 using Narrow = Shape<64>;  // of steps that wait for weights: the last tiles end sooner
@@ -49,6 +51,8 @@ struct ManyArgs {
 
 constexpr int kInner = 16;  // of the depth, what an instruction multiplies
 constexpr int kUnits = kRowBytes / 16;
+constexpr int kWarps = kWarpgroup / 32;
+constexpr int kAtOnce = 4;  // loads of a lane
 constexpr int kLag = 2;  // stages of x under way, behind which a thread says that its copies are there
 
 struct Tile {
@@ -73,31 +77,41 @@ struct Block {
   __device__ int* starts() const { return reinterpret_cast<int*>(shared + kStarts); }
   __device__ uint32_t x_at(int stage) const { return ring_base + stage * S::kStageBytes; }
   __device__ uint32_t weights_at(int stage) const { return x_at(stage) + kXBytes; }
+  // Says that a consumer has multiplied a tile that it has alone.
+  __device__ uint32_t ended(int consumer) const { return base + kEnded + 8 * consumer; }
   __device__ int along() const { return (width + columns() - 1) / columns(); }
   __device__ int stages() const { return (a.matrix.depth + kDepth - 1) / kDepth; }
 
   __device__ void init_barriers() const {
-    ring.init(1 + kWarpgroup, kConsumers * 4);
+    ring.init(1 + kWarpgroup, kConsumers * kWarps);
+    for (int i = 0; i < kConsumers; ++i) barrier_init(ended(i), kWarps);
     fence_bulk();
   }
   // One warp: tiles of rows in front of each expert.
   __device__ void count_tiles() const {
+    const int experts = a.matrix.experts;
     int before = 0;
-    for (int first = 0; first < a.matrix.experts; first += 32) {
-      const int e = first + threadIdx.x;
-      const int start = e < a.matrix.experts ? __ldcg(a.starts + e) : 0;
-      const int rows = e < a.matrix.experts ? __ldcg(a.starts + e + 1) - start : 0;
-      const int own = (rows + kTileRows - 1) / kTileRows;
-      int sum = own;
+    for (int first = 0; first < experts; first += 32 * kAtOnce) {
+      int start[kAtOnce], next[kAtOnce];
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(kAll, sum, step);
-        if (int(threadIdx.x) >= step) sum += other;
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int e = min(first + i * 32 + int(threadIdx.x), experts - 1);
+        start[i] = __ldcg(a.starts + e), next[i] = __ldcg(a.starts + e + 1);
       }
-      if (e < a.matrix.experts) first_tiles()[e] = before + sum - own, starts()[e] = start;
-      before += __shfl_sync(kAll, sum, 31);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int e = first + i * 32 + threadIdx.x, own = e < experts ? (next[i] - start[i] + kTileRows - 1) / kTileRows : 0;
+        int sum = own;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+          const int other = __shfl_up_sync(kAll, sum, step);
+          if (int(threadIdx.x) >= step) sum += other;
+        }
+        if (e < experts) first_tiles()[e] = before + sum - own, starts()[e] = start[i], starts()[e + 1] = next[i];
+        before += __shfl_sync(kAll, sum, 31);
+      }
     }
-    if (threadIdx.x == 0) first_tiles()[a.matrix.experts] = before, starts()[a.matrix.experts] = __ldcg(a.starts + a.matrix.experts);
+    if (threadIdx.x == 0) first_tiles()[experts] = before;
   }
   __device__ int tiles() const { return first_tiles()[a.matrix.experts] * along(); }
   // Of an expert's tiles those with the same weights follow each other.
@@ -143,16 +157,22 @@ struct Block {
       barrier_arrive_once(there.full_now());
       there.advance();
     };
-    for (int number = blockIdx.x; number < tiles(); number += gridDim.x) {
-      const Tile to = tile(number);
-      const T* from[kOwnRows];
+    int next[kOwnRows];  // rows of x of the tile behind
+    const auto look = [&](const Tile& to) {
 #pragma unroll
       for (int i = 0; i < kOwnRows; ++i) {
         const int row = first_row + i * kApart, place = to.begin + row;
-        from[i] = nullptr;
-        if (row < to.rows)
-          from[i] = static_cast<const T*>(a.x) + (a.sources ? __ldcg(a.sources + place) : place) * a.x_stride + unit * 8;
+        next[i] = row >= to.rows ? -1 : a.sources ? __ldcg(a.sources + place) : place;
       }
+    };
+    Tile behind{};
+    if (int(blockIdx.x) < tiles()) look(behind = tile(blockIdx.x));
+    for (int number = blockIdx.x; number < tiles(); number += gridDim.x) {
+      const Tile to = behind;
+      const T* from[kOwnRows];
+#pragma unroll
+      for (int i = 0; i < kOwnRows; ++i) from[i] = next[i] < 0 ? nullptr : static_cast<const T*>(a.x) + next[i] * a.x_stride + unit * 8;
+      if (number + int(gridDim.x) < tiles()) look(behind = tile(number + gridDim.x));
       for (int at = 0; at < stages(); ++at) {
         ring.await_empty();
         if (threadIdx.x == 0 && early-- <= 0) {
@@ -178,74 +198,83 @@ struct Block {
     while (ahead-- > 0) tell();
   }
 
-  // Lets go of a tile's stages as they come.
-  __device__ void pass() {
+  // Sums of a consumer's rows of a tile, the `half`-th of it, whose stages so many arrivals of a warp let go.
+  __device__ void multiply(int half, int arrivals, float (&sums)[kChains][kChain / 2]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int c = 0; c < kChains; ++c)
+#pragma unroll
+      for (int i = 0; i < kChain / 2; ++i) sums[c][i] = 0.0f;
+    int previous = 0;
     for (int at = 0; at < stages(); ++at) {
       ring.await_full();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive_once(ring.empty_now());
+      const uint32_t mine = uniform(x_at(ring.stage) + half * kRows * kRowBytes), theirs = uniform(weights_at(ring.stage));
+      products_begin();
+#pragma unroll
+      for (int k = 0; k < kDepth / kInner; ++k)
+#pragma unroll
+        for (int c = 0; c < kChains; ++c)
+          wgmma(T{}, sums[c], operand<128>(mine / 16 + k * kInner / 8),
+                operand<128>((theirs + c * kChainBytes) / 16 + k * kInner / 8));
+      products_commit();
+      if (at > 0) {
+        products_wait<1>();
+        if (lane < arrivals) barrier_arrive_once(ring.empty + 8 * previous);
+      }
+      previous = ring.stage;
       ring.advance();
+    }
+    products_wait<0>();
+    if (lane < arrivals) barrier_arrive_once(ring.empty + 8 * previous);
+#pragma unroll
+    for (int c = 0; c < kChains; ++c) pin(sums[c]);
+  }
+
+  // A consumer passes over stages of a tile that the other one has alone, and waits for the next ones when those have come: a barrier
+  // tells apart two phases that follow each other, and no more.
+  __device__ void compute() {
+    const int consumer = uniform(threadIdx.x / kWarpgroup) - 1;
+    int alone = 0;  // tiles that one consumer has
+    uint32_t parity = 0;
+    bool passed = false;
+    for (int number = blockIdx.x; number < tiles(); number += gridDim.x) {
+      const Tile to = tile(number);
+      const bool together = to.rows > kRows;
+      if (!together && alone++ % kConsumers != consumer) {
+        ring.skip(stages()), passed = true;
+        continue;
+      }
+      if (passed) barrier_wait(ended(1 - consumer), parity), parity ^= 1, passed = false;
+      const int half = together ? consumer : 0;
+      float sums[kChains][kChain / 2];
+      multiply(half, together ? 1 : kConsumers, sums);
+      if (!together && threadIdx.x % 32 == 0) barrier_arrive_once(ended(consumer));
+      store_tile(to, half * kRows + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4, sums);
     }
   }
 
-  __device__ void compute() {
-    const int group = uniform(threadIdx.x / kWarpgroup) - 1, lane = threadIdx.x % 32;
-    for (int number = blockIdx.x; number < tiles(); number += gridDim.x) {
-      const Tile to = tile(number);
-      if (group * kRows >= to.rows) {  // the other one has the tensor cores to itself
-        pass();
-        continue;
-      }
-      float sums[kChains][kChain / 2];
+  // `row`: the first of a thread's rows of the tile.
+  __device__ void store_tile(const Tile& to, int row, const float (&sums)[kChains][kChain / 2]) const {
 #pragma unroll
-      for (int c = 0; c < kChains; ++c)
+    for (int n = 0; n < kChain / 8; n += 2) {
+      if constexpr (end == End::gated) {
+        store(to, row, to.column + n * 8, [&](int eight, int half, int column) {
+          const int at = (n + eight) * 4 + half * 2;
+          const auto one = [&](int i) {
+            return to_float(gated<T>(sums[0][at + i] + bias(to, column + i), sums[1][at + i] + bias(to, width + column + i),
+                                     a.activation, a.clamped));
+          };
+          return pack<T>(one(0), one(1));
+        });
+      } else {
 #pragma unroll
-        for (int i = 0; i < kChain / 2; ++i) sums[c][i] = 0.0f;
-      int previous = 0;
-      for (int at = 0; at < stages(); ++at) {
-        ring.await_full();
-        const uint32_t mine = uniform(x_at(ring.stage) + group * kRows * kRowBytes), theirs = uniform(weights_at(ring.stage));
-        products_begin();
-#pragma unroll
-        for (int k = 0; k < kDepth / kInner; ++k)
-#pragma unroll
-          for (int c = 0; c < kChains; ++c)
-            wgmma(T{}, sums[c], operand<128>(mine / 16 + k * kInner / 8),
-                  operand<128>((theirs + c * kChainBytes) / 16 + k * kInner / 8));
-        products_commit();
-        if (at > 0) {
-          products_wait<1>();
-          if (lane == 0) barrier_arrive_once(ring.empty + 8 * previous);
-        }
-        previous = ring.stage;
-        ring.advance();
-      }
-      products_wait<0>();
-      if (lane == 0) barrier_arrive_once(ring.empty + 8 * previous);
-#pragma unroll
-      for (int c = 0; c < kChains; ++c) pin(sums[c]);
-      const int row = group * kRows + threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
-#pragma unroll
-      for (int n = 0; n < kChain / 8; n += 2) {
-        if constexpr (end == End::gated) {
-          store(to, row, to.column + n * 8, [&](int eight, int half, int column) {
+        for (int c = 0; c < kChains; ++c)
+          store(to, row, to.column + c * kChain + n * 8, [&](int eight, int half, int column) {
             const int at = (n + eight) * 4 + half * 2;
-            const auto one = [&](int i) {
-              return to_float(gated<T>(sums[0][at + i] + bias(to, column + i), sums[1][at + i] + bias(to, width + column + i),
-                                       a.activation, a.clamped));
-            };
-            return pack<T>(one(0), one(1));
+            const float low = sums[c][at] + bias(to, column), high = sums[c][at + 1] + bias(to, column + 1);
+            if (a.activation != kSquaredRelu) return pack<T>(low, high);
+            return pack<T>(to_float(squared_relu<T>(low)), to_float(squared_relu<T>(high)));
           });
-        } else {
-#pragma unroll
-          for (int c = 0; c < kChains; ++c)
-            store(to, row, to.column + c * kChain + n * 8, [&](int eight, int half, int column) {
-              const int at = (n + eight) * 4 + half * 2;
-              const float low = sums[c][at] + bias(to, column), high = sums[c][at + 1] + bias(to, column + 1);
-              if (a.activation != kSquaredRelu) return pack<T>(low, high);
-              return pack<T>(to_float(squared_relu<T>(low)), to_float(squared_relu<T>(high)));
-            });
-        }
       }
     }
   }
