@@ -27,7 +27,7 @@ PIECE_BYTES, PIECE_TOKENS = 128 << 20, 8192
 
 TILE_ROWS, MULTIPROCESSORS = 128, 132
 """Queries of a tile of the kernels for prompts; tiles that a GPU computes at once."""
-ABSORBED_RATE, EXPANDED_RATE, PRODUCT_RATE, BYTE_RATE = 450, 550, 600, 4
+ABSORBED_RATE, EXPANDED_RATE, PRODUCT_RATE, BYTE_RATE = 450, 710, 400, 3
 """Operations and bytes in a picosecond of an H200: of attention in both forms, of products, and of its memory."""
 
 
