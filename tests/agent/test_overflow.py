@@ -16,7 +16,7 @@ from octavo.terms.messages import JobStatus
 from octavo.terms.stats import WorkerStats
 from octavo.terms.workers import WorkerInfo
 from octavo_worker.agent.claims.overflow import Overflow
-from octavo_worker.contract.messages import Abort, AddRequest, EngineStats, RequestResumed, StepOutput
+from octavo_worker.contract.messages import Abort, AddRequest, EngineStats, RequestResumed, StepOutput, WindowLimits
 
 ROWS = 4
 
@@ -100,6 +100,14 @@ async def test_it_stays_where_no_other_has_room(desk: Desk, look: Callable[..., 
     assert await look(other) == 0
     assert await look() == 0
     assert desk.queue.status(low) is JobStatus.RUNNING
+
+
+async def test_it_stays_where_others_have_no_windows_for_it(desk: Desk, look: Callable[..., Any]) -> None:
+    limits = ready(max_running=ROWS, block_size=16, gives_way=True, windows=WindowLimits(50, 4, 10))
+    desk.agent.attach(desk.engine, limits)
+    await fill(desk)
+    assert await look(info("other", free_windows=3)) == 0
+    assert await look(info("other", free_windows=20)) == 1
 
 
 async def test_it_stays_if_it_is_back_or_went_just_now(desk: Desk, look: Callable[..., Any]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 
-import msgspec
 import pytest
 import redis
 import waiting
+from agent_desk import ready
 from killable_server import forgotten_by, killable_server
 from queue_client import MODEL, known_queue
 from waiting import STALL_S, eventually
@@ -22,7 +22,7 @@ from octavo_worker.agent.agent import Agent
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.prompts.answer_form import EncodedPrompt
 from octavo_worker.agent.publisher import Publisher
-from octavo_worker.contract.messages import Ready, TokenOutput
+from octavo_worker.contract.messages import TokenOutput
 
 PROMPT = (7, 8, 9)
 
@@ -44,12 +44,6 @@ class Ids:
 
     def token_bytes(self, token):
         return b""
-
-
-def ready(**changes):
-    kinds = {int: 1024, float: 1.0, str: "x"}
-    made = Ready(**{field.name: kinds.get(field.type, 0) for field in msgspec.structs.fields(Ready)})
-    return msgspec.structs.replace(made, **changes)
 
 
 def claimed(queue, lease_ms=60_000):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from octavo.queue.keys import Keys
 from octavo.queue.protocol import Claim, ClassRoom
 from octavo.terms.models import JobRequest
 from octavo.terms.sampling import SamplingParams
-from octavo_worker.agent.claims.room import GROWTH_BLOCKS, Room, room_for
+from octavo_worker.agent.claims.memory import GROWTH_BLOCKS, Memory, Need
+from octavo_worker.agent.claims.room import Room, room_for
 from octavo_worker.agent.jobs import ActiveJob
 from octavo_worker.agent.prompts.answer_form import EncodedPrompt
 from octavo_worker.contract.messages import (
@@ -18,6 +21,7 @@ from octavo_worker.contract.messages import (
     RequestResumed,
     RequestStarted,
     TokenOutput,
+    WindowLimits,
 )
 
 BLOCK = 16
@@ -243,3 +247,15 @@ def test_a_sequence_takes_a_slot_for_its_state():
     few = EngineStats(running=3, used_blocks=12, free_blocks=988, used_states=6, free_states=3, pinned_states=2)
     assert room_for(jobs, limits, plenty).of(1).jobs == ROWS - 3
     assert room_for(jobs, limits, few).of(1).jobs == 9 - 2 - 1 - 3
+
+
+# windows
+
+
+def test_a_job_takes_windows_as_long_as_it_grows_into_one() -> None:
+    """A long prompt has one and a block at times; a short one grows until it has as many."""
+    memory = Memory(msgspec.structs.replace(limits_of(), windows=WindowLimits(50, 4, 10)))
+    assert (memory.of(active(160)), memory.growth(active(160))) == (Need(10, 4), Need(4, 1))
+    assert (memory.of(active(40)), memory.growth(active(40))) == (Need(3, 3), Need(4, 2))
+    samples = active(40, n=2)
+    assert (memory.of(samples), memory.growth(samples)) == (Need(4, 4), Need(8, 6))

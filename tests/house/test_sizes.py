@@ -48,13 +48,13 @@ BUDGETS = {
     "octavo_worker.bench": 2300,
     "octavo_worker.assembly": 1860,
     "octavo_gateway": 7560,
-    "octavo_worker.agent": 5270,
+    "octavo_worker.agent": 5385,
     "octavo_worker.engine": 7470,
     "octavo_worker.memory": 1160,
     "octavo_worker.runner": 3690,
     "octavo_worker.model": 10150,
     "octavo_worker.ranks": 660,
-    "octavo_worker.contract": 1690,
+    "octavo_worker.contract": 1710,
     "octavo_kernels": 5280,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 73_980
+MOST_LINES_IN_ALL = 74_130
 
 
 def lines_of(room: str) -> int:

@@ -54,7 +54,7 @@ class PlainPrompts:
 
 def ready(**changes: Any) -> Ready:
     kinds: dict[Any, Any] = {int: 1024, float: 1.0, str: "x"}
-    made = Ready(**{field.name: kinds.get(field.type, 0) for field in msgspec.structs.fields(Ready)})
+    made = Ready(**{f.name: kinds.get(f.type, 0) for f in msgspec.structs.fields(Ready) if f.default is not None})
     return msgspec.structs.replace(made, **changes)
 
 

@@ -31,6 +31,7 @@ class Member:
     rows: int
     blocks: int
     now: Any  # seconds, of the engine's clock
+    memory: dict[str, int] = field(default_factory=dict)  # of layers with a window
     jobs: dict[str, ActiveJob] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -39,7 +40,7 @@ class Member:
             BLOCK,
             max_running=self.rows,
             token_budget=64,
-            runner={"num_host_blocks": 200, "vocab_size": VOCABULARY, "max_model_len": 512},
+            runner={"num_host_blocks": 200, "vocab_size": VOCABULARY, "max_model_len": 512, **self.memory},
             clock=self.now,
             aging_s=30.0,
         )
@@ -55,6 +56,7 @@ class Member:
             enough_blocks=scheduler.kv.enough_blocks,
             load_seconds=0.0,
             gives_way=scheduler.gives_way,
+            windows=scheduler.kv.window_limits,
         )
 
     # Agent

@@ -22,6 +22,7 @@ from octavo.terms.messages import JobError, JobStatus
 from octavo.terms.models import Event
 from octavo.terms.sampling import SamplingDefaults
 from octavo_worker.agent.child import EngineProcess
+from octavo_worker.agent.claims.memory import Memory
 from octavo_worker.agent.claims.room import Room, room_for
 from octavo_worker.agent.ends import Ends
 from octavo_worker.agent.failures import PARTINGS, expired, public_code, unreadable
@@ -84,7 +85,7 @@ class Agent:
         self._empty = asyncio.Event()
         self._empty.set()
         self._engine: EngineProcess | None = None
-        self._limits: Ready | None = None
+        self.limits: Ready | None = None
         self._fenced = False
         self._heard_at = 0.0
 
@@ -102,19 +103,17 @@ class Agent:
 
     def room(self) -> Room | None:
         """Room for claims now; None for none."""
-        if self._engine is None or self._limits is None or self._fenced:
+        if self._engine is None or self.limits is None or self._fenced:
             return None
         if any(job.claim.solo for job in self._jobs.values()):
             return None
-        return room_for(self._jobs.values(), self._limits, self.stats)
+        return room_for(self._jobs.values(), self.limits, self.stats)
 
-    def preempted(self) -> list[tuple[ActiveJob, int]]:
-        """Unfinished jobs for which the engine has no memory, with the blocks that they need."""
-        limits = self._limits
-        if limits is None or self._fenced:
+    def preempted(self) -> list[ActiveJob]:
+        """Unfinished jobs for which the engine has no memory."""
+        if self._fenced:
             return []
-        gone = [job for job in self._jobs.values() if job.preempted_at is not None and not job.is_over]
-        return [(job, job.blocks(limits.block_size, limits.enough_blocks)) for job in gone]
+        return [job for job in self._jobs.values() if job.preempted_at is not None and not job.is_over]
 
     async def give_back(self, jobs: Sequence[ActiveJob]) -> None:
         """Let other workers go on with unfinished jobs."""
@@ -162,8 +161,9 @@ class Agent:
 
     def attach(self, engine: EngineProcess, limits: Ready) -> None:
         """From now on `engine` does the work."""
-        self._engine, self._limits = engine, limits
-        self.stats = EngineStats(free_blocks=limits.num_blocks)
+        self._engine, self.limits = engine, limits
+        whole = Memory(limits).all
+        self.stats = EngineStats(free_blocks=whole.blocks, free_windows=whole.windows)
         self._changed()
 
     async def detach(self, *, crashed: bool) -> None:
@@ -268,7 +268,7 @@ class Agent:
             self._start(job, clock_offset)
 
     async def _encode(self, job: ActiveJob) -> None:
-        request, limits = job.claim.request, self._limits
+        request, limits = job.claim.request, self.limits
         assert limits is not None
         encode = partial(self._prompts.encode, request, at=submitted_at(job.claim.job_id))
         prompt = await asyncio.to_thread(encode) if sum(map(len, request.prompt_texts)) > _LONG_TEXT else encode()
@@ -298,7 +298,7 @@ class Agent:
         if job.is_over:
             self.publisher.add(job)
             return
-        engine, limits, claim = self._engine, self._limits, job.claim
+        engine, limits, claim = self._engine, self.limits, job.claim
         if engine is None or limits is None:  # it died between the claim and now
             self._forget(job)
             self._spawn(self._give_back([job]))

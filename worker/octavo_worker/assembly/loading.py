@@ -15,6 +15,7 @@ from octavo_worker.assembly.models import load_model
 from octavo_worker.contract.cache import common_window
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.options import ModelOptions
+from octavo_worker.contract.windows import blocks_for_one
 from octavo_worker.model.causal_model import CacheConfig, CausalModel
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import ModelError
@@ -70,7 +71,7 @@ def check_combinations(options: ModelOptions) -> None:
 def fitting_length(options: ModelOptions, model: CausalModel, cache: CacheConfig, wanted_len: int) -> int:
     """The longest sequence that the KV memory holds, at most `wanted_len`."""
     readable = cache.num_host_blocks - 1 if cache.num_host_blocks and reads_host(model.device) else 0
-    device = cache.num_blocks - 1 if cache.slabs is None else cache.slabs.for_one
+    device = blocks_for_one(cache.num_blocks, cache.slabs)
     capacity = Capacity(device, options.block_size, readable, common_window(model.cache))
     fitting = min(wanted_len, capacity.longest or wanted_len)
     if fitting < wanted_len:

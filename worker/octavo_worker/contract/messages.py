@@ -138,6 +138,17 @@ class Shutdown(Message):
     """Agent to engine: exit now."""
 
 
+class WindowLimits(Message):
+    """The blocks of layers with a window, where they are a group of their own: `number` of them (0: they share memory
+    with the others, where each takes as much as `weight` of those). A sequence has `live` of them at most, and a step
+    `chunk` more for the prompts that it computes."""
+
+    number: int
+    live: int
+    chunk: int
+    weight: float = 0.0
+
+
 class Ready(Message):
     """Engine to agent, once: the model is loaded. `kv_dtype` names the type of the KV cache, `quantization` the schemes
     of quantised weights (empty: none is), `numerics` what decides how the engine rounds, `grammars` what it follows
@@ -156,6 +167,7 @@ class Ready(Message):
     quantization: str = ""
     grammars: str = ""
     gives_way: bool = True
+    windows: WindowLimits | None = None
 
 
 class StartRefused(Exception):

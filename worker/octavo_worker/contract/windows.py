@@ -52,6 +52,12 @@ class Slabs:
         return (self.kept + self.lent) * self.windows - 1
 
 
+def blocks_for_one(num_blocks: int, slabs: Slabs | None) -> int:
+    """Blocks of the first group that one sequence can have of so many: all but the null block, or of memory that both
+    groups share, what windows leave."""
+    return num_blocks - 1 if slabs is None else slabs.for_one
+
+
 @dataclass(frozen=True, slots=True)
 class WindowBlocks:
     """The blocks of the second group, counted as `ModelRunner` counts those of the first: the null block of either pool

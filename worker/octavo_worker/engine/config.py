@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from octavo_worker.contract.capacity import Capacity
 from octavo_worker.contract.step import SharedReading
-from octavo_worker.contract.windows import WindowBlocks
+from octavo_worker.contract.windows import WindowBlocks, blocks_for_one
 from octavo_worker.engine.drafts import Speculation
 from octavo_worker.engine.scheduling.admission import FEATURES
 from octavo_worker.engine.scheduling.policy import PriorityPolicy, SchedulingPolicy
@@ -57,8 +57,7 @@ class SchedulerConfig:
 
     @property
     def capacity(self) -> Capacity:
-        """Without the null block of either pool. Of memory that both groups share, what one sequence can have."""
+        """Blocks that one sequence can have on the device and, without the null block, on the host."""
         host = max(0, self.num_host_blocks - 1) if self.reads_host else 0
-        slabs = None if self.windows is None else self.windows.slabs
-        device = self.num_blocks - 1 if slabs is None else slabs.for_one
+        device = blocks_for_one(self.num_blocks, None if self.windows is None else self.windows.slabs)
         return Capacity(device, self.block_size, host, self.window)

@@ -80,6 +80,7 @@ class EngineLoop:
             quantization=runner.quantization,
             grammars=self._preparation.library,
             gives_way=self._scheduler.gives_way,
+            windows=self._scheduler.kv.window_limits,
         )
 
     def _receive(self) -> None:

@@ -118,6 +118,11 @@ class SharedMemory:
         return blocks, windows
 
     @property
+    def weight(self) -> float:
+        """Blocks in the memory of one of windows."""
+        return self.blocks.size / self.windows.size
+
+    @property
     def obtainable(self) -> int:
         """Blocks that the first pool can have beside those that are available there."""
         return len(self.windows.whole) * self.blocks.size

@@ -115,25 +115,29 @@ cudaError_t launch(const LatentRowsArgs& a, cudaStream_t stream) {
   return launch_after(latent_kernel<T, C>, {dim3(unsigned((rows + kWarps - 1) / kWarps)), kWarps * 32}, stream, a);
 }
 
+// Calls f with values of the types of the rows that layers make and of the cache's cells.
+template <class F>
+cudaError_t with_types(Dtype dtype, Cells cells, F&& f) {
+  return with_dtype(dtype, [&](auto row) {
+    if (cells == Cells::i8) return f(row, i8{});
+    if (cells == Cells::f8) return f(row, f8{});
+    return f(row, row);
+  });
+}
+
 }  // namespace
 
 cudaError_t latent_rows(const LatentRowsArgs& a, cudaStream_t stream) {
   if (a.tokens == 0) return cudaSuccess;
-  return with_dtype(a.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    if (a.cache.cells == Cells::i8) return launch<T, i8>(a, stream);
-    if (a.cache.cells == Cells::f8) return launch<T, f8>(a, stream);
-    return launch<T, T>(a, stream);
+  return with_types(a.dtype, a.cache.cells, [&](auto row, auto cell) {
+    return launch<decltype(row), decltype(cell)>(a, stream);
   });
 }
 
 cudaError_t latent_read(const LatentReadArgs& a, cudaStream_t stream) {
   if (a.count == 0) return cudaSuccess;
-  return with_dtype(a.dtype, [&](auto tag) {
-    using T = decltype(tag);
-    if (a.cache.cells == Cells::i8) return launch_read<T, i8>(a, stream);
-    if (a.cache.cells == Cells::f8) return launch_read<T, f8>(a, stream);
-    return launch_read<T, T>(a, stream);
+  return with_types(a.dtype, a.cache.cells, [&](auto row, auto cell) {
+    return launch_read<decltype(row), decltype(cell)>(a, stream);
   });
 }
 

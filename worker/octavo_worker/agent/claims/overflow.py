@@ -14,7 +14,7 @@ from octavo.queue.fleet import live_workers
 from octavo.queue.keys import Keys
 from octavo.terms.workers import WorkerInfo
 from octavo_worker.agent.agent import Agent
-from octavo_worker.agent.claims.room import GROWTH_BLOCKS
+from octavo_worker.agent.claims.memory import Memory, reusable
 from octavo_worker.agent.jobs import ActiveJob
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ class Overflow:
 
     async def look(self) -> int:
         """Give back what others can take. The number of jobs."""
-        if not (waiting := self._stranded()):
+        limits = self._agent.limits
+        if limits is None or not (waiting := self._stranded()):
             return 0
         own = self._own()
         try:
@@ -60,36 +61,35 @@ class Overflow:
         except (RedisError, OSError):
             return 0
         others = [w for w in workers if w.id != own.id and (w.model, w.digest) == (own.model, own.digest)]
-        leaving = _taken_by(others, waiting)
+        leaving = _taken_by(others, waiting, Memory(limits))
         if leaving:
             log.info("%d preempted jobs find room at other workers", len(leaving))
             await self._agent.give_back(leaving)
         return len(leaving)
 
-    def _stranded(self) -> list[tuple[ActiveJob, int]]:
-        """Jobs that were preempted long ago, the first one first, with the blocks that they need. Not those of a class
-        for which there is room: they come back by themselves."""
+    def _stranded(self) -> list[ActiveJob]:
+        """Jobs that were preempted long ago, the first one first. Not those of a class for which there is room: they
+        come back by themselves."""
         latest, room = time.monotonic() - PATIENCE_S, self._agent.room()
-        found = [(job.preempted_at or 0.0, job, blocks) for job, blocks in self._agent.preempted()]
+        found = [(job.preempted_at or 0.0, job) for job in self._agent.preempted()]
         found.sort(key=lambda entry: entry[0])
         return [
-            (job, blocks)
-            for since, job, blocks in found
+            job
+            for since, job in found
             if since <= latest and job.may_move and (room is None or room.of(job.rank).jobs <= 0)
         ]
 
 
-def _taken_by(workers: Iterable[WorkerInfo], jobs: Iterable[tuple[ActiveJob, int]]) -> list[ActiveJob]:
-    """Jobs, each with its blocks, for which a worker has free rows and blocks."""
+def _taken_by(workers: Iterable[WorkerInfo], jobs: Iterable[ActiveJob], memory: Memory) -> list[ActiveJob]:
+    """Jobs for which a worker has free rows and memory."""
     stats = [worker.stats for worker in workers if worker.stats.waiting == 0]
-    places = [[s.most_rows(s.max_running) - s.running, s.free_blocks + s.cached_blocks] for s in stats]
+    places = [(s.most_rows(s.max_running) - s.running, reusable(s)) for s in stats]
     found = []
-    for job, blocks in jobs:
-        rows = job.open_sequences
-        needed = blocks + rows * GROWTH_BLOCKS
-        place = next((place for place in places if place[0] >= rows and place[1] >= needed), None)
-        if place is not None:
-            place[0] -= rows
-            place[1] -= needed
-            found.append(job)
+    for job in jobs:
+        needed = memory.of(job).plus(memory.growth(job))
+        for place, (rows, free) in enumerate(places):
+            if rows >= job.open_sequences and memory.covers(free, needed):
+                places[place] = rows - job.open_sequences, free.minus(needed)
+                found.append(job)
+                break
     return found

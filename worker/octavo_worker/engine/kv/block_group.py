@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from octavo_worker.contract.capacity import Capacity
+from octavo_worker.contract.messages import WindowLimits
 from octavo_worker.engine.kv.host_memory import HostMemory
 from octavo_worker.engine.sequence import Sequence
 from octavo_worker.engine.step_in_flight import GroupMoves, StepInFlight
@@ -44,7 +45,7 @@ class BlockGroup:
         self.host: HostMemory | None = None
         if num_host_blocks:
             self.host = HostMemory(num_host_blocks, first_host_block, self.pool, table_of, moves_of, give_up)
-        self._size = capacity.block_size
+        self._size, self._chunk = capacity.block_size, chunk
 
     def new_table(self) -> BlockTable:
         return BlockTable(self.pool, self._size)
@@ -62,6 +63,13 @@ class BlockGroup:
             "host_windows": 0 if host is None else host.pool.total,
             "host_free_windows": 0 if host is None else host.pool.free,
         }
+
+    def limits(self, weight: float) -> WindowLimits:
+        """Blocks of the second group that sequences take: of memory that is shared, where each has so much `weight`,
+        or of its own."""
+        live = self.capacity.sliding_blocks(1)
+        chunks = self.capacity.sliding_blocks(self._chunk)  # also where several prompts have less than all of it each
+        return WindowLimits(0 if weight else self.pool.total, live, chunks - live, weight)
 
     # Steps
 

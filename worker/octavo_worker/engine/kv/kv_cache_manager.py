@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from octavo_worker.contract.capacity import Capacity
+from octavo_worker.contract.messages import WindowLimits
 from octavo_worker.contract.windows import WindowBlocks
 from octavo_worker.engine.kv.allocation import Allocation
 from octavo_worker.engine.kv.block_group import BlockGroup
@@ -95,6 +96,11 @@ class KVCacheManager:
     def enough_blocks(self) -> int:
         """Blocks of the first group that suffice for a sequence of any length."""
         return self.blocks.bound
+
+    @property
+    def window_limits(self) -> WindowLimits | None:
+        """Blocks of the second group that sequences take, if there is one."""
+        return None if self.windows is None else self.windows.limits(0.0 if self.shared is None else self.shared.weight)
 
     @property
     def swap_space(self) -> int:
