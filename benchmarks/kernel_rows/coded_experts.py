@@ -75,7 +75,7 @@ def _rows(model: str, scheme: Scheme, counts: tuple[int, ...] = ROWS) -> list[Ro
     for count in counts:
         x = bf16(count, hidden)
         routed = [layer.route(x) for layer in layers]
-        hit = sum(int((one.taken.starts.diff() > 0).sum()) for one in routed) / LAYERS
+        hit = sum(int((ops.listed(one.taken).starts.diff() > 0).sum()) for one in routed) / LAYERS
         inner = [layer.first(one) for layer, one in zip(layers, routed, strict=True)]
         kind = f"{model}, {scheme.codes.name} in groups of {scheme.group}, {count} rows, {hit:.1f} experts hit"
         product = 2 * count * chosen * hidden * width

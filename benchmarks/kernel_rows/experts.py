@@ -68,17 +68,17 @@ def _rows(shape: Shape, skew: bool, uniform: bool) -> list[Row]:
     layers, made = [Layer(shape, skew, counters) for _ in range(LAYERS)], []
     for count in ROWS if not uniform else (1, 32, 256, 8192):
         x = bf16(count, hidden)
-        routed = [layer.route(x) for layer in layers]
-        hit = sum(int((one.taken.starts.diff() > 0).sum()) for one in routed) / LAYERS
-        inner = [_up(*each, uniform) for each in zip(layers, routed, strict=True)]
+        routed = [layer.route(x, uniform) for layer in layers]
+        hit = sum(int((ops.listed(one.taken).starts.diff() > 0).sum()) for one in routed) / LAYERS
+        inner = [_up(*each) for each in zip(layers, routed, strict=True)]
         kind = f"{count} rows, {hit:.1f} experts hit" + ", skewed" * skew + ", uniform" * uniform + shape.name
         matrix, product, halves = 2 * hidden * width, 2 * count * chosen * hidden * width, shape.halves
         steps: dict[str, tuple[list[Callable[[], object]], float, float]] = {
             "experts, up": (
-                [partial(_up, *each, uniform) for each in zip(layers, routed, strict=True)], halves, halves
+                [partial(_up, *each) for each in zip(layers, routed, strict=True)], halves, halves
             ),
             "experts, down": (
-                [partial(_down, *each, uniform) for each in zip(layers, routed, inner, strict=True)], 1, 1
+                [partial(_down, *each) for each in zip(layers, routed, inner, strict=True)], 1, 1
             ),
             "mixture": ([partial(_whole, layer, x, uniform) for layer in layers], halves + 1, halves + 1),
         }  # fmt: skip
@@ -92,14 +92,14 @@ def _rows(shape: Shape, skew: bool, uniform: bool) -> list[Row]:
     return made
 
 
-def _up(layer: Layer, routed: Routed, uniform: bool) -> Tensor:
-    return ops.experts_up(routed.rows, Experts(layer.up, uniform=uniform), routed.taken, layer.shape.kind)
+def _up(layer: Layer, routed: Routed) -> Tensor:
+    return ops.experts_up(routed.rows, Experts(layer.up), routed.taken, layer.shape.kind)
 
 
-def _down(layer: Layer, routed: Routed, inner: Tensor, uniform: bool) -> Tensor:
-    return ops.experts_down(inner, Experts(layer.down, uniform=uniform), routed.taken)
+def _down(layer: Layer, routed: Routed, inner: Tensor) -> Tensor:
+    return ops.experts_down(inner, Experts(layer.down), routed.taken)
 
 
 def _whole(layer: Layer, x: Tensor, uniform: bool) -> Tensor:
     routed = layer.route(x, uniform)
-    return _down(layer, routed, _up(layer, routed, uniform), uniform)
+    return _down(layer, routed, _up(layer, routed))

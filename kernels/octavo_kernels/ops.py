@@ -37,7 +37,17 @@ from octavo_kernels.cache.blocks import (
 )
 from octavo_kernels.experts.coded import pack_experts
 from octavo_kernels.experts.coded import takes as takes_experts
-from octavo_kernels.experts.gpu import Experts, Routed, RouterProduct, experts_down, experts_up, route_rows
+from octavo_kernels.experts.gpu import (
+    Experts,
+    Routed,
+    RouterLogits,
+    RouterProduct,
+    Taken,
+    experts_down,
+    experts_up,
+    listed,
+    route_rows,
+)
 from octavo_kernels.experts.grouped import combine, grouped_linear
 from octavo_kernels.experts.route import Assignments, Routing, Score, route, sigmoid
 from octavo_kernels.operands import RmsNorm
@@ -67,9 +77,11 @@ __all__ = [
     "Product",
     "RmsNorm",
     "Routed",
+    "RouterLogits",
     "RouterProduct",
     "Routing",
     "Score",
+    "Taken",
     "act",
     "act_and_mul",
     "block_bytes",
@@ -91,6 +103,7 @@ __all__ = [
     "latent_attention",
     "layer_norm",
     "linear",
+    "listed",
     "logprobs",
     "num_threads",
     "pack",

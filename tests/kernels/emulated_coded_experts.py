@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from octavo_kernels.experts.route import Assignments
+from octavo_kernels.experts.gpu import Taken
 from octavo_kernels.operands import DTYPES, address
 from octavo_kernels.products.coded import CodedWeight
 
 from .emulated import aligned, build
-from .emulated_experts import DownArgs, Lists, Matrix, UpArgs, coded_activation
+from .emulated_experts import Described, DownArgs, Matrix, UpArgs, coded_activation
 
 
 class Coded(ctypes.Structure):
@@ -46,42 +46,38 @@ class EmulatedCodedExperts:
         self._library.set_up(multiprocessors, seed)
 
     def up(
-        self, x: Tensor, weight: CodedWeight, taken: Assignments, activation: str = "silu", *, many: bool,
+        self, x: Tensor, weight: CodedWeight, taken: Taken, activation: str = "silu", *, many: bool,
         bias: Tensor | None = None, clamped: float | None = None,
     ) -> Tensor:  # fmt: skip
-        rows, chosen = taken.places.shape
-        x, kept = aligned(x), _kept(weight)
-        matrix, coded = _described(weight, kept, bias, len(taken.starts) - 1)
+        how, x, kept = Described(taken, many), aligned(x), _kept(weight)
+        matrix, coded = _described(weight, kept, bias, how.experts)
         code, halves = coded_activation(activation)
-        out = aligned(torch.full((rows * chosen, matrix.columns // halves), float("nan"), dtype=x.dtype))
+        out = aligned(torch.full((how.rows * how.chosen, matrix.columns // halves), float("nan"), dtype=x.dtype))
         self._call(
             "up_many" if many else "up_few",
             CodedUpArgs(
-                DTYPES[x.dtype], matrix, x.data_ptr(), x.stride(0), rows, chosen, taken.sources.data_ptr(),
-                taken.starts.data_ptr(), code, clamped or 0.0, out.data_ptr(), out.stride(0),
-                coded=coded,
+                DTYPES[x.dtype], matrix, x.data_ptr(), x.stride(0), how.rows, how.chosen, how.lists.sources,
+                how.lists.starts, how.choice, code, clamped or 0.0, out.data_ptr(), out.stride(0), coded=coded,
             ),
         )  # fmt: skip
         return out
 
     def down(
-        self, x: Tensor, weight: CodedWeight, taken: Assignments, *, many: bool, bias: Tensor | None = None,
+        self, x: Tensor, weight: CodedWeight, taken: Taken, *, many: bool, bias: Tensor | None = None,
         shared: Tensor | None = None, gates: Tensor | None = None, residual: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        rows, chosen = taken.places.shape
-        x, kept = aligned(x), _kept(weight)
-        matrix, coded = _described(weight, kept, bias, len(taken.starts) - 1)
-        out = aligned(torch.full((rows, matrix.columns), float("nan"), dtype=x.dtype))
-        parts = aligned(torch.full((rows * chosen, matrix.columns), float("nan"), dtype=x.dtype))
+        how, x, kept = Described(taken, many), aligned(x), _kept(weight)
+        matrix, coded = _described(weight, kept, bias, how.experts)
+        out = aligned(torch.full((how.rows, matrix.columns), float("nan"), dtype=x.dtype))
+        parts = aligned(torch.full((how.rows * how.chosen, matrix.columns), float("nan"), dtype=x.dtype))
         shared, residual = (None if t is None else aligned(t) for t in (shared, residual))
         strides = [0 if t is None else t.stride(0) for t in (shared, residual)]
         self._call(
             "down_many" if many else "down_few",
             CodedDownArgs(
-                DTYPES[x.dtype], matrix, x.data_ptr(), x.stride(0), rows, chosen,
-                Lists(*(tensor.data_ptr() for tensor in taken)), address(shared), strides[0], address(gates),
-                address(residual), strides[1], parts.data_ptr(), parts.stride(0), out.data_ptr(), out.stride(0),
-                coded=coded,
+                DTYPES[x.dtype], matrix, x.data_ptr(), x.stride(0), how.rows, how.chosen,
+                how.lists, how.choice, address(shared), strides[0], address(gates), address(residual), strides[1],
+                parts.data_ptr(), parts.stride(0), out.data_ptr(), out.stride(0), coded=coded,
             ),
         )  # fmt: skip
         return out

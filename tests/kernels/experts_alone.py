@@ -38,11 +38,12 @@ def experts(counts: Sequence[int] = (1, 3, 40, 64, 65, 300, 1100)) -> None:
                     uniform=uniform,
                 )
             )  # fmt: skip
-            first = ops.Experts(up, data(len(up)), uniform)
+            first = ops.Experts(up, data(len(up)))
             inner = ops.experts_up(found.rows, first, found.taken, "silu")
             ops.experts_up(found.rows, first, found.taken, "relu2")
+            ops.listed(found.taken)
             ops.experts_down(
-                inner, ops.Experts(down, None, uniform), found.taken, shared=data(rows, HIDDEN), gates=found.gates,
+                inner, ops.Experts(down), found.taken, shared=data(rows, HIDDEN), gates=found.gates,
                 residual=data(rows, HIDDEN),
             )  # fmt: skip
 

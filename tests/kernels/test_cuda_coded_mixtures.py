@@ -11,7 +11,7 @@ from octavo_kernels import ops, reference
 from octavo_kernels.experts import gpu
 from octavo_kernels.experts.gpu import Ungated
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.ops import Assignments, Experts, Gate, Routing
+from octavo_kernels.ops import Assignments, Experts, Gate, Routing, Taken
 from octavo_kernels.products.coded import CodedWeight
 from octavo_kernels.products.weights import Codes, dequantise
 
@@ -55,7 +55,7 @@ class Mixture(AnyMixture):
     ) -> None:
         """`short`: scales are numbers of bfloat16."""
         self.experts, self.chosen, hidden, width = size
-        self.kind, halves = kind, 1 if kind == "relu2" else 2
+        self.kind, self.uniform, halves = kind, uniform, 1 if kind == "relu2" else 2
         self.routing = Routing(self.experts, self.chosen, normalised=True)
         torch.manual_seed(hidden)
         shapes = (self.experts * halves * width, hidden), (self.experts * hidden, width)
@@ -65,15 +65,15 @@ class Mixture(AnyMixture):
         self.exact = [dequantise(weight) for weight in weights]
         biases = [torch.randn(w.columns, device="cuda").to(dtype) if biased else None for w in weights]
         packed = [ops.pack_experts(ops.pack(weight)) for weight in weights]
-        self.up, self.down = (Experts(w, b, uniform) for w, b in zip(packed, biases, strict=True))
+        self.up, self.down = (Experts(w, b) for w, b in zip(packed, biases, strict=True))
         self.router = torch.randn(self.experts, hidden, device="cuda") / hidden**0.5
         self.norm = RmsNorm((torch.rand(hidden, device="cuda") + 0.5).to(dtype))
         self.counters, self.hidden, self.dtype = counters(), hidden, dtype
 
-    def expected(self, rows: Tensor, taken: Assignments) -> Tensor:
+    def expected(self, rows: Tensor, taken: Taken) -> Tensor:
+        rounded, taken = isinstance(taken, Assignments), ops.listed(taken)
         chosen = experts_of(Assignments(*(t.cpu() for t in taken))).cuda()
         total = torch.zeros(len(rows), self.hidden, dtype=torch.float64, device="cuda")
-        rounded = self.up.uniform or len(rows) > gpu.FEW_CODED_ROWS
         for e in chosen.unique().tolist():
             which, place = (chosen == e).nonzero(as_tuple=True)
             made = reference.linear(rows[which].double(), *self.part(0, e, rounded)).to(self.dtype).double()
@@ -143,7 +143,7 @@ def test_columns_in_another_order(count: int) -> None:
 @pytest.mark.parametrize("rows", range(1, 9))
 def test_a_few_rows_by_the_kernels_for_a_few(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that these take; each row is as if it were alone."""
-    monkeypatch.setattr(gpu, "FEW_CODED_ROWS", 8)
+    monkeypatch.setattr(gpu, "FEW_ROWS", 8)
     for form in BOTH:
         mixture = Mixture(SIZES["qwen3"], form)
         assert_as_expected(mixture, rows)
@@ -169,11 +169,11 @@ def test_the_clamped_gate_of_gpt_oss(count: int, clamped: float | None) -> None:
     mixture = Mixture((8, 2, 288, 96), (Codes.FP4, 32), biased=True)
     x = 3 * mixture.rows(count)
     found = mixture.route(x)
-    got = ops.experts_up(found.rows, mixture.up, found.taken, "gelu_quick", clamped)
+    got, taken = ops.experts_up(found.rows, mixture.up, found.taken, "gelu_quick", clamped), ops.listed(found.taken)
     for e in range(8):
-        begin, end = (int(at) for at in found.taken.starts[e : e + 2])
-        rows = found.rows[found.taken.sources[begin:end].long()]
-        made = reference.linear(rows.double(), *mixture.part(0, e, count > gpu.FEW_CODED_ROWS)).to(x.dtype).double()
+        begin, end = (int(at) for at in taken.starts[e : e + 2])
+        rows = found.rows[taken.sources[begin:end].long()]
+        made = reference.linear(rows.double(), *mixture.part(0, e, count > gpu.FEW_ROWS)).to(x.dtype).double()
         if clamped is not None:
             gate, up = made.chunk(2, dim=1)
             up = (up.clamp(-clamped, clamped) + 1).to(x.dtype).double()

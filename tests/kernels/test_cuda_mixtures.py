@@ -10,7 +10,7 @@ from octavo_kernels import ops, reference
 from octavo_kernels.experts import gpu
 from octavo_kernels.experts.gpu import Ungated
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.ops import Assignments, Experts, Gate, Routed, RouterProduct, Routing
+from octavo_kernels.ops import Assignments, Experts, Gate, Routed, RouterLogits, RouterProduct, Routing, Taken
 
 from .test_experts import ROUTINGS, experts_of, logits_for
 
@@ -59,15 +59,17 @@ class AnyMixture:
     hidden: int
     dtype: torch.dtype
     kind: Gate | Ungated = "silu"
+    uniform: bool
 
     def rows(self, count: int) -> Tensor:
         return torch.randn(count, self.hidden, device="cuda").to(self.dtype)
 
     def route(self, x: Tensor, slots: Tensor | None = None) -> Routed:
-        uniform = self.up.uniform
         return ops.route_rows(
-            RouterProduct(x, self.router, self.routing, self.counters, norm=self.norm, slots=slots, uniform=uniform)
-        )
+            RouterProduct(
+                x, self.router, self.routing, self.counters, norm=self.norm, slots=slots, uniform=self.uniform
+            )
+        )  # fmt: skip
 
     def apply(self, x: Tensor, residual: Tensor | None = None, slots: Tensor | None = None) -> Tensor:
         found = self.route(x, slots)
@@ -91,7 +93,7 @@ class Mixture(AnyMixture):
         kind: Gate | Ungated = "silu",
     ) -> None:
         self.experts, self.chosen, hidden, width = size
-        self.kind, halves = kind, 1 if kind == "relu2" else 2
+        self.kind, self.uniform, halves = kind, uniform, 1 if kind == "relu2" else 2
         self.routing = Routing(self.experts, self.chosen, normalised=True)
         torch.manual_seed(hidden)
         made = [
@@ -101,13 +103,14 @@ class Mixture(AnyMixture):
         made[1] /= width**0.5
         matrices = [m.to(dtype).cuda() for m in made]
         biases = [torch.randn(len(m), device="cuda").to(dtype) if biased else None for m in matrices]
-        self.up, self.down = (Experts(m, b, uniform) for m, b in zip(matrices, biases, strict=True))
+        self.up, self.down = (Experts(m, b) for m, b in zip(matrices, biases, strict=True))
         self.router = torch.randn(self.experts, hidden, device="cuda") / hidden**0.5
         self.norm = RmsNorm((torch.rand(hidden, device="cuda") + 0.5).to(dtype))
         self.counters = counters()
         self.hidden, self.dtype = hidden, dtype
 
-    def expected(self, rows: Tensor, taken: Assignments) -> Tensor:
+    def expected(self, rows: Tensor, taken: Taken) -> Tensor:
+        taken = ops.listed(taken)
         chosen = experts_of(Assignments(*(t.cpu() for t in taken))).cuda()
         total = torch.zeros(len(rows), self.hidden, dtype=torch.float64, device="cuda")
         for e in chosen.unique().tolist():
@@ -133,7 +136,9 @@ def test_rows_take_the_experts_that_they_take_on_a_cpu(routing: Routing, correct
     for count in (1, 60, 300, 2000):
         many = logits.repeat(-(-count // len(logits)), 1)[:count]
         correction = torch.randn(routing.experts, generator=torch.Generator().manual_seed(9)) if corrected else None
-        got = routed(many, routing, correction=None if correction is None else correction.cuda()).taken
+        found = routed(many, routing, correction=None if correction is None else correction.cuda()).taken
+        assert isinstance(found, RouterLogits if count <= gpu.FEW_ROWS else Assignments)
+        got = ops.listed(found)
         wanted = ops.route(many, routing, correction)
         assert_same_lists(got, wanted)
         torch.testing.assert_close(got.weights.cpu(), wanted.weights, rtol=2e-6, atol=1e-7)
@@ -145,22 +150,41 @@ def test_logits_that_are_no_numbers_choose_experts_all_the_same(routing: Routing
     logits[0], logits[2], logits[3] = torch.nan, torch.inf, -torch.inf
     logits[1, 3], logits[4, ::2] = torch.nan, torch.inf
     for row in logits:
-        got = routed(torch.zeros(1, routing.experts), routing, bias=row.cuda()).taken
+        got = ops.listed(routed(torch.zeros(1, routing.experts), routing, bias=row.cuda()).taken)
         assert_same_lists(got, ops.route(row[None], routing))
 
 
-@pytest.mark.parametrize("rows", [24, 64, 100, 3000])
+@pytest.mark.parametrize("rows", [3, 24, 64, 100, 3000])
 def test_padding_is_in_no_list(rows: int) -> None:
     logits, slots = torch.randn(rows, 16), torch.arange(rows)
-    slots[5::3] = -1
+    slots[1 if rows == 3 else 5 :: 3] = -1
     real = slots >= 0
-    got = routed(logits, Routing(16, 2), slots=slots.cuda()).taken
+    got = ops.listed(routed(logits, Routing(16, 2), slots=slots.cuda()).taken)
     wanted = ops.route(logits[real], Routing(16, 2))
     assert torch.equal(got.starts.cpu(), wanted.starts)
     assert torch.equal(got.places.cpu()[real], wanted.places)
     assert (got.places.cpu()[~real] == -1).all()
     sources = slots[real][wanted.sources.long()].int()
     assert torch.equal(got.sources[: int(got.starts[-1])].cpu(), sources)
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("routing", [*ROUTINGS, Routing(300, 5, normalised=True)], ids=str)
+def test_products_of_a_few_rows_choose_as_lists_have_it(routing: Routing, corrected: bool) -> None:
+    """To the bit, of whole numbers, whose products are exact in any order."""
+    torch.manual_seed(routing.experts)
+    experts, logits = routing.experts, logits_for(routing)[: gpu.FEW_ROWS].cuda()
+    correction, factors = (torch.rand(experts, device="cuda") if corrected else None for _ in range(2))
+    x, up, down = (torch.randint(-2, 3, (n, 8)).bfloat16().cuda() for n in (len(logits), experts * 8, experts * 8))
+    for padding in range(gpu.FEW_ROWS + 1):
+        slots = -(torch.arange(len(logits), device="cuda") == padding).long()
+        found = RouterLogits(logits, routing, correction, factors, slots)
+        got, wanted = (
+            ops.experts_down(ops.experts_up(x, Experts(up), taken, "relu2"), Experts(down), taken)
+            for taken in (found, ops.listed(found))
+        )
+        assert torch.equal(got, wanted)
+        assert padding == len(logits) or not got[padding].any()
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -209,7 +233,7 @@ def test_of_a_few_rows_each_is_as_if_it_were_alone(size: tuple[int, ...]) -> Non
         assert torch.equal(mixture.apply(x[some]), together[some])
 
 
-@pytest.mark.parametrize("count", [40, 300])
+@pytest.mark.parametrize("count", [3, 40, 300])
 def test_rows_feel_nothing_of_each_other_or_of_padding(count: int) -> None:
     mixture = Mixture(SIZES[3], torch.bfloat16)
     x, slots = mixture.rows(count), torch.arange(count, device="cuda")
@@ -248,7 +272,7 @@ def assert_replayed_with_other_routing(mixture: AnyMixture, count: int) -> None:
     assert not mixture.counters.any()
 
 
-@pytest.mark.parametrize("count", [1, 8, 64, 65, 500])
+@pytest.mark.parametrize("count", [1, 3, 8, 64, 65, 500])
 @pytest.mark.parametrize("uniform", [False, True])
 def test_a_graph_is_replayed_with_other_routing(count: int, uniform: bool) -> None:
     mixture = Mixture(SIZES[0], torch.bfloat16, uniform=uniform)

@@ -22,6 +22,7 @@ from octavo_worker.model.layers.mixture import assigned_to
 
 from .coded_weights import FORM_NAMES, FORMS, random_weight
 from .emulated_coded_experts import EmulatedCodedExperts
+from .emulated_experts import unlisted
 from .test_emulated_experts import LISTS, WAYS, assert_close, expected_down, expected_up, taken_by
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
@@ -218,14 +219,15 @@ def test_a_rank_takes_its_own_experts_alone(emulated, way, some):
     taken, x = ops.route(torch.randn(7, 9), Routing(9, 3)), torch.randn(7, 64).bfloat16()
     whole = random_weight(Codes.INT4, 32, 9 * 64, 64), random_weight(Codes.INT4, 32, 9 * 64, 32)
     parts = [lay_out(part_of(weight, some)) for weight in whole]
-    own = assigned_to(some, taken)
-    first, last = own.starts[0].item(), own.starts[-1].item()
+    listed = assigned_to(some, taken)
+    own = listed if many else assigned_to(some, unlisted(taken))
+    first, last = listed.starts[0].item(), listed.starts[-1].item()
     emulated.set_up(3, 5)
     inner = emulated.up(x, parts[0], own, many=many)
     exact = [dequantise(weight).bfloat16() if many else dequantise(weight) for weight in whole]
     assert_close(inner[first:last], expected_up(x, exact[0], taken)[first:last], x.dtype)
     got = emulated.down(inner, parts[1], own, many=many, residual=x)
-    alone = taken._replace(weights=taken.weights * (own.places >= 0))
+    alone = taken._replace(weights=taken.weights * (listed.places >= 0))
     assert_close(got, expected_down(inner.nan_to_num(), exact[1], alone, residual=x), x.dtype)
 
 

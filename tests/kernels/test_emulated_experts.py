@@ -13,15 +13,16 @@ from torch import Tensor
 
 from octavo_kernels import ops, reference
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.ops import Assignments, Routing
+from octavo_kernels.ops import Assignments, RouterLogits, Routing
 from octavo_worker.model.layers.mixture import assigned_to
 
-from .emulated_experts import EmulatedExperts
+from .emulated_experts import EmulatedExperts, unlisted
 from .test_experts import ROUTINGS, experts_of, logits_for
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
 
 WAYS = {"few": False, "many": True}
+FEW_ROWS = 8  # at most
 ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
@@ -191,6 +192,41 @@ def test_rows_are_routed_as_if_they_were_alone(emulated, rows, uniform):
         assert torch.equal(experts_of(alone.taken)[0], experts_of(together.taken)[row])
 
 
+def test_routing_of_a_few_rows_leaves_the_choice_to_the_products(emulated):
+    torch.manual_seed(4)
+    x, router, gate = torch.randn(3, 136).bfloat16(), torch.randn(20, 136), torch.randn(1, 136)
+    routing, norm = Routing(20, 2), RmsNorm((torch.rand(136) + 0.5).bfloat16(), 1e-5)
+    emulated.set_up(2, 3)
+    got, wanted = (emulated.route(x, router, routing, norm=norm, gate=gate, listed=listed) for listed in (False, True))
+    for name in ("logits", "normed", "gates"):
+        assert torch.equal(getattr(got, name), getattr(wanted, name))
+    assert (got.taken.places == -7).all()
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+@pytest.mark.parametrize("routing", [*ROUTINGS, Routing(300, 5, normalised=True)])
+def test_products_of_a_few_rows_choose_as_lists_have_it(emulated, routing, corrected):
+    """To the bit, of whole numbers, whose products are exact in any order. A row is padding."""
+    logits, experts = logits_for(routing)[:FEW_ROWS].contiguous(), routing.experts
+    torch.manual_seed(experts)
+    correction, factors = torch.randn(experts) if corrected else None, torch.rand(experts) if corrected else None
+    found = RouterLogits(logits, routing, correction, factors, torch.tensor([0, 1, -1, 3, 4, 5, 6, 7]))
+    x, up, down = (torch.randint(-2, 3, (n, 8)).bfloat16() for n in (FEW_ROWS, experts * 8, experts * 8))
+    emulated.set_up(3, experts)
+    taken = emulated.listed(found)
+    total = int(taken.starts[-1])
+    assert total == (FEW_ROWS - 1) * routing.chosen
+    inner = emulated.up(x, up, found, "relu2", many=False)
+    assert torch.equal(inner[:total], emulated.up(x, up, taken, "relu2", many=True)[:total])
+    assert inner[total:].isnan().all()
+    got = emulated.down(inner, down, found, many=False)
+    assert torch.equal(got, emulated.down(inner.nan_to_num(), down, taken, many=True))
+    if factors is None:
+        return
+    bare = emulated.listed(found._replace(factors=None))
+    assert torch.equal(taken.weights, bare.weights * factors[experts_of(bare).clamp(max=experts - 1)])
+
+
 # Products of experts.
 
 SIZES = [  # experts, chosen, rows, hidden, width
@@ -202,8 +238,9 @@ SIZES = [  # experts, chosen, rows, hidden, width
 ]
 
 
-def case(size, dtype=torch.bfloat16, biased=False):
+def case(size, dtype=torch.bfloat16, biased=False, *, many=True):
     experts, chosen, rows, hidden, width = size
+    rows = rows if many else min(rows, FEW_ROWS)
     torch.manual_seed(rows + hidden)
     taken = ops.route(torch.randn(rows, experts), Routing(experts, chosen, normalised=True))
     x = torch.randn(rows, hidden).to(dtype)
@@ -217,7 +254,7 @@ def case(size, dtype=torch.bfloat16, biased=False):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_products_and_sums(emulated, size, way):
     dtype = torch.float16 if size[2] == 20 else torch.bfloat16
-    taken, x, up, down, (up_bias, down_bias) = case(size, dtype, biased=size[2] % 2 == 0)
+    taken, x, up, down, (up_bias, down_bias) = case(size, dtype, biased=size[2] % 2 == 0, many=WAYS[way])
     emulated.set_up(3, size[2])
     inner = emulated.up(x, up, taken, many=WAYS[way], bias=up_bias)
     assert_close(inner, expected_up(x, up, taken, bias=up_bias), dtype)
@@ -242,7 +279,7 @@ def test_activations_and_clamps(emulated, activation, way):
 @pytest.mark.parametrize("size", [(5, 2, 9, 64, 12), (3, 1, 64, 1032, 16), (40, 4, 30, 72, 136)], ids=str)
 def test_experts_without_a_gate(emulated, size, way):
     """Columns that are no whole units or tiles, too."""
-    taken, x, up, _, (bias, _) = case(size, biased=size[2] % 2 == 0)
+    taken, x, up, _, (bias, _) = case(size, biased=size[2] % 2 == 0, many=WAYS[way])
     emulated.set_up(3, size[2])
     got = emulated.up(x, up, taken, "relu2", many=WAYS[way], bias=bias)
     wanted = expected_up(x, up, taken, "relu2", bias=bias)
@@ -264,7 +301,7 @@ LISTS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", LISTS)
 def test_uneven_lists(emulated, name, way):
-    taken = taken_by(LISTS[name], 8)
+    taken = taken_by(LISTS[name] if WAYS[way] else LISTS[name][:FEW_ROWS], 8)
     rows = len(taken.places)
     x, up, down = (
         torch.randn(rows, 72).bfloat16(),
@@ -284,20 +321,21 @@ def test_uneven_lists(emulated, name, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rows_bits_do_not_depend_on_the_rows_that_its_expert_has(emulated, way):
     torch.manual_seed(3)
+    rows = 60 if WAYS[way] else FEW_ROWS
     x, up, down = (
-        torch.randn(60, 136).bfloat16(),
+        torch.randn(rows, 136).bfloat16(),
         torch.randn(6 * 80, 136).bfloat16() / 12,
         torch.randn(6 * 136, 40).bfloat16(),
     )
-    logits = torch.randn(60, 6)
+    logits = torch.randn(rows, 6)
     emulated.set_up(3, 3)
 
     def mixture(some: slice) -> Tensor:
         taken = ops.route(logits[some], Routing(6, 2))
         return emulated.down(emulated.up(x[some], up, taken, many=WAYS[way]), down, taken, many=WAYS[way])
 
-    together = mixture(slice(0, 60))
-    for some in (slice(0, 1), slice(59, 60), slice(7, 20)):
+    together = mixture(slice(0, rows))
+    for some in (slice(0, 1), slice(rows - 1, rows), slice(rows // 8, rows // 3)):
         assert torch.equal(mixture(some), together[some])
 
 
@@ -305,16 +343,17 @@ def test_a_rows_bits_do_not_depend_on_the_rows_that_its_expert_has(emulated, way
 @pytest.mark.parametrize("some", [range(2), range(2, 9)], ids=str)
 def test_a_rank_takes_its_own_experts_alone(emulated, way, some):
     """With their matrices, in lists of all; nothing reads what other ranks would have stored."""
-    taken, x, up, down, (up_bias, down_bias) = case((9, 3, 20, 64, 24), biased=True)
-    own = assigned_to(some, taken)
+    taken, x, up, down, (up_bias, down_bias) = case((9, 3, 20, 64, 24), biased=True, many=WAYS[way])
+    listed = assigned_to(some, taken)
+    own = listed if WAYS[way] else assigned_to(some, unlisted(taken))
     part = [m[some.start * (len(m) // 9) : some.stop * (len(m) // 9)] for m in (up, down, up_bias, down_bias)]
-    first, last = own.starts[0].item(), own.starts[-1].item()
+    first, last = listed.starts[0].item(), listed.starts[-1].item()
     emulated.set_up(3, 5)
     inner = emulated.up(x, part[0], own, many=WAYS[way], bias=part[2])
     assert_close(inner[first:last], expected_up(x, up, taken, bias=up_bias)[first:last], x.dtype)
     residual = torch.randn_like(x)
     got = emulated.down(inner, part[1], own, many=WAYS[way], bias=part[3], residual=residual)
-    alone = taken._replace(weights=taken.weights * (own.places >= 0))
+    alone = taken._replace(weights=taken.weights * (listed.places >= 0))
     wanted = expected_down(inner.nan_to_num(), down, alone, bias=down_bias, residual=residual)
     assert_close(got, wanted, x.dtype)
 
@@ -324,6 +363,8 @@ def test_what_the_kernels_do_not_take_they_refuse(emulated):
     emulated.set_up(2, 1)
     with pytest.raises(ValueError, match="up_few"):
         emulated.up(x[:, :60], up[:, :60], taken, many=False)
+    with pytest.raises(ValueError, match="up_few"):
+        emulated.up(torch.randn(9, 64).bfloat16(), up, ops.route(torch.randn(9, 4), Routing(4, 2)), many=False)
     with pytest.raises(ValueError, match="up_many"):
         emulated.up(x, up, taken, "relu", many=True)
     with pytest.raises(ValueError, match="down_few"):

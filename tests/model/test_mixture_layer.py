@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from octavo_kernels import ops
 from octavo_kernels.ops import Assignments, Routed, RouterProduct, Routing
-from octavo_worker.model.layers.linear import Dense, Linear
+from octavo_worker.model.layers.linear import Dense, Linear, Products
 from octavo_worker.model.layers.mixture import ExpertGate, Mixture, Router, SharedExpert
 from octavo_worker.model.layers.norm import Input, RmsNorm
 
@@ -133,15 +133,22 @@ def test_norms_and_factors_of_a_mixtures_own_are_a_gpus_too(rows: int, monkeypat
     """Its kernels are the CPU's here: routing takes a norm without weights, and rows that experts read are others."""
     bare = mixture(torch.float32, ROUTINGS[0], shared=False)
     norms = [RmsNorm(made(HIDDEN, seed=seed) * 9 + 1, 1e-6, 0.0) for seed in (21, 22)]
-    router = replace(bare.router, norm=norms[0], factors=made(EXPERTS, seed=23) + 1, counters=torch.zeros(1))
+    logits = replace(bare.router.logits, products=Products(uniform=True))
+    router = replace(
+        bare.router, logits=logits, norm=norms[0], factors=made(EXPERTS, seed=23) + 1, counters=torch.zeros(1)
+    )
     layer, x = replace(bare, router=router, norm=norms[1]), made(rows, HIDDEN, seed=24) * 9
     wanted = layer.apply(Input(x))
 
     def route_rows(p: RouterProduct) -> Routed:
+        assert p.uniform
         assert p.norm is not None
         assert torch.equal(p.norm.weight, torch.ones(HIDDEN))
         normed = ops.rms_norm(p.x, p.norm.weight, p.norm.eps)
-        return Routed(normed, ops.route(normed @ p.router.T, p.routing, p.correction), None)
+        taken = ops.route(normed @ p.router.T, p.routing, p.correction)
+        assert p.factors is not None
+        factors = p.factors[torch.bucketize(taken.places, taken.starts, right=True) - 1]
+        return Routed(normed, taken._replace(weights=taken.weights * factors), None)
 
     def experts_up(rows: Tensor, _: object, taken: Assignments, *__: object) -> Tensor:
         return layer.gate.apply(layer.up.grouped(rows.index_select(0, taken.sources), taken.starts))

@@ -137,7 +137,6 @@ def test_on_a_gpu_with_kernels_experts_stay_codes(form: OnlineQuantization, monk
     assert made.forms == {form_of(weight.scheme, 64)}
     assert made.nbytes == weight.nbytes
     assert made.copy_bytes == 0
-    assert made.experts().uniform
     assert without_bias(made).experts().bias is None
     read = as_read(Outline((Stretch(4 * 32, 64, weight.scheme, zeros=True),), torch.bfloat16), EXPERTS_DOWN, GPU, 4)
     scheme = weight.scheme._replace(activations=Activations.AS_GIVEN, activation_group=0)

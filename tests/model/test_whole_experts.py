@@ -12,7 +12,7 @@ from small_mixtures import DOWN, QWEN3, UP, assert_ranks_sum_up, loaded, mixture
 from transformers import Qwen3MoeConfig
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Routing
+from octavo_kernels.ops import RouterLogits, Routing
 from octavo_worker.contract.options import OnlineQuantization
 from octavo_worker.model.checkpoint.formats import DenseFormat, OnlineFormat, Reader, format_of
 from octavo_worker.model.checkpoint.mixtures import MixtureReader
@@ -114,3 +114,5 @@ def test_assignments_to_some_experts_keep_their_places() -> None:
     assert torch.equal(some.places[inside], taken.places[inside])
     assert (some.places[~inside] == -1).all()
     assert some.sources is taken.sources
+    logits = RouterLogits(torch.randn(3, 6), Routing(6, 2))
+    assert assigned_to(range(2, 5), logits) == logits._replace(owned=range(2, 5))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, MixtralConfig, PreTrainedModel
 
+from octavo_kernels import ops
 from octavo_kernels.ops import Assignments, Routed
 from octavo_worker.assembly.loading import load_runner
 from octavo_worker.contract.options import ModelOptions
@@ -54,7 +55,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         return made
 
     def on_gpu(self: Router, x: Input, gate: Dense | None) -> Routed:
-        found.append(taken_in_order((made := route(self, x, gate)).taken))
+        found.append(taken_in_order(ops.listed((made := route(self, x, gate)).taken)))
         return made
 
     monkeypatch.setattr(Router, "choose", on_cpu)

@@ -19,10 +19,8 @@ from octavo_kernels.products.coded import CodedWeight
 COUNTERS = 128
 """Zeros that routing needs, as `kCounters` in csrc/cuda/experts/args.h."""
 FEW_ROWS = 3
-"""Rows of a step up to which units of the matrices flow through all blocks; more are cut into tiles of an expert's
-rows, which is faster from 4 rows on. The kernels for a few take up to 64."""
-FEW_CODED_ROWS = 3
-"""The same of matrices of codes, whose kernels for a few take up to 8 rows."""
+"""Rows of a step up to which units of the matrices flow through all blocks, which choose by themselves; more have lists
+and are cut into tiles of an expert's rows, which is faster from 4 rows on. The kernels for a few take up to 8."""
 MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32
 UNGATED = {"relu2": 5}
 """Activations without a gate, the square of max(x, 0), with their codes: `kSquaredRelu` in
@@ -34,7 +32,7 @@ class RouterProduct(NamedTuple):
     """The product of `x[T, H]`, or of its RMS norm, which goes to `normed[T, H]`, with `router[E, H]` (float32), plus
     `bias[E]`, and what follows from it. `gate[1, H]` (float32) is that of a shared expert. Rows whose slot,
     `slots[T]` (int64), is below 0 are padding. `counters[COUNTERS]` are int32 zeros that one stream at a time may use.
-    `uniform`: a row's bits do not depend on the number of rows.
+    `factors[E]` (float32) are of the weights of experts. `uniform`: a row's bits do not depend on the number of rows.
     """
 
     x: Tensor
@@ -43,6 +41,7 @@ class RouterProduct(NamedTuple):
     counters: Tensor
     bias: Tensor | None = None
     correction: Tensor | None = None
+    factors: Tensor | None = None
     gate: Tensor | None = None
     norm: RmsNorm | None = None
     normed: Tensor | None = None
@@ -50,12 +49,28 @@ class RouterProduct(NamedTuple):
     uniform: bool = False
 
 
+class RouterLogits(NamedTuple):
+    """Logits `[T, E]` of a few rows, by which the products' kernels choose, and what else the choice depends on. The
+    experts whose matrices there are, if not all, are `owned`."""
+
+    logits: Tensor
+    routing: Routing
+    correction: Tensor | None = None
+    factors: Tensor | None = None
+    slots: Tensor | None = None
+    owned: range | None = None
+
+
+Taken = Assignments | RouterLogits
+
+
 class Routed(NamedTuple):
-    """Rows as the experts take them, their assignments, and their factors of a shared expert, `[T]` (float32). Places
-    of padding are -1; `sources` has as many valid places as the last of `starts` says."""
+    """Rows as the experts take them, their assignments, or of a few rows the logits, and their factors of a shared
+    expert, `[T]` (float32). Places of padding are -1; `sources` has as many valid places as the last of `starts`
+    says."""
 
     rows: Tensor
-    taken: Assignments
+    taken: Taken
     gates: Tensor | None
 
 
@@ -64,31 +79,45 @@ def route_rows(p: RouterProduct) -> Routed:
     one launch, if not `uniform`. Raises `TypeError` or `ValueError`, naming the argument, for what does not fit."""
     _check_router(p)
     rows, width = p.x.shape
-    experts, chosen = p.routing.experts, p.routing.chosen
     normed = p.x if p.norm is None else output(p.normed, p.x, (rows, width))
-    pairs, device = rows * chosen, p.x.device
-    sizes = (pairs, pairs, pairs, experts + 1, pairs, rows * experts, rows)
-    room = torch.empty(sum(sizes), dtype=torch.int32, device=device)
-    weights, places, sources, starts, ids, logits, gates = room.split(sizes)
-    made = Assignments(weights.view(torch.float32).view(rows, chosen), places.view(rows, chosen), sources, starts)
-    score, flag = SCORES[p.routing.score], int(p.routing.normalised)
+    experts, device = p.routing.experts, p.x.device
+    logits, gates = torch.empty(rows * (experts + 1), device=device).split((rows * experts, rows))
+    found = RouterLogits(logits.view(rows, experts), p.routing, p.correction, p.factors, p.slots)
+    made, ids = (None, None) if rows <= FEW_ROWS and not p.uniform else _room(found)
     cuda.run(
         "route_rows", device,
         DTYPES[p.x.dtype], rows_at(p.x), rows, width, norm_at(p.norm), rows_at(None if p.norm is None else normed),
-        (*rows_at(p.router), address(p.bias), address(p.correction), address(p.gate)), address(p.slots),
-        (experts, chosen, score, *p.routing[3:6], flag, *p.routing[7:]), _lists(made),
-        (address(logits), address(gates), address(ids), address(p.counters)), p.uniform,
+        (*rows_at(p.router), address(p.bias), address(p.gate)), _logits(found), _lists(made),
+        (address(gates), address(ids), address(p.counters)), p.uniform,
     )  # fmt: skip
-    return Routed(normed, made, None if p.gate is None else gates.view(torch.float32))
+    return Routed(normed, found if made is None else made, None if p.gate is None else gates)
+
+
+def listed(taken: Taken) -> Assignments:
+    """Assignments of rows to any of the experts, also where there are logits alone: for a look at them, which products
+    do not need."""
+    if isinstance(taken, Assignments):
+        return taken
+    made, ids = _room(taken)
+    cuda.run("list_rows", taken.logits.device, len(taken.logits), _logits(taken), _lists(made), address(ids))
+    return made
+
+
+def _room(of: RouterLogits) -> tuple[Assignments, Tensor]:
+    """Room for assignments, and for experts' numbers."""
+    rows, chosen = len(of.logits), of.routing.chosen
+    sizes = (*[rows * chosen] * 3, of.routing.experts + 1, rows * chosen)
+    room = torch.empty(sum(sizes), dtype=torch.int32, device=of.logits.device)
+    weights, places, sources, starts, ids = room.split(sizes)
+    weights = weights.view(torch.float32)
+    return Assignments(weights.view(rows, chosen), places.view(rows, chosen), sources, starts), ids
 
 
 class Experts(NamedTuple):
-    """Matrices of all experts, `weight[E * N, K]`, one below the other, and `bias[E * N]`. `uniform`: a row's bits
-    do not depend on the number of rows of the step."""
+    """Matrices of all experts, `weight[E * N, K]`, one below the other, and `bias[E * N]`."""
 
     weight: Tensor | CodedWeight
     bias: Tensor | None = None
-    uniform: bool = False
 
     @property
     def columns(self) -> int:
@@ -96,9 +125,7 @@ class Experts(NamedTuple):
         return self.weight.columns if isinstance(self.weight, CodedWeight) else len(self.weight)
 
 
-def experts_up(
-    x: Tensor, experts: Experts, taken: Assignments, kind: Gate | Ungated, clamped: float | None = None
-) -> Tensor:
+def experts_up(x: Tensor, experts: Experts, taken: Taken, kind: Gate | Ungated, clamped: float | None = None) -> Tensor:
     """For each assignment, by place, the gate's activation times the second half of its row's product, or an activation
     without a gate of the whole product, rounded as if the product were stored; `clamped`: the gate is at most that, and
     the other within it, and larger by one. Raises `TypeError` or `ValueError`, naming the argument, for what does not
@@ -109,13 +136,12 @@ def experts_up(
         raise ValueError(f"weight must have an even number of rows for each expert, not {columns}")
     if clamped is not None and halves == 1:
         raise ValueError(f"clamped must be None for {kind}, which has no gate")
-    rows, chosen = taken.places.shape
+    rows, chosen = _pairs(taken)
     check("x", x, x.dtype, (rows, None))
     out, x = x.new_empty(rows * chosen, columns // halves), _in_order(x, experts)
     cuda.run(
         *_operation("experts_up", x, experts),
-        DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, address(taken.sources), address(taken.starts), code,
-        clamped or 0.0, rows_at(out), _many(rows, experts),
+        DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, *_taken(taken), code, clamped or 0.0, rows_at(out),
     )  # fmt: skip
     return out
 
@@ -123,18 +149,18 @@ def experts_up(
 def experts_down(
     x: Tensor,
     experts: Experts,
-    taken: Assignments,
+    taken: Taken,
     out: Tensor | None = None,
     *,
     shared: Tensor | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Products of the rows of `x[A, K]`, which lie by place, each rounded, and summed as `combine` does it. Lists must
+    """Products of the rows of `x[A, K]`, which lie by place, each rounded, and summed as `combine` does it. Logits must
     be older than the stream's previous kernel. Raises `TypeError` or `ValueError`, naming the argument, for what does
     not fit."""
     matrix, columns = _matrix(x, experts, taken)
-    rows, chosen = taken.places.shape
+    rows, chosen = _pairs(taken)
     check("x", x, x.dtype, (rows * chosen, None))
     out = output(out, x, (rows, columns))
     for name, tensor in (("shared", shared), ("residual", residual)):
@@ -142,18 +168,14 @@ def experts_down(
             check(name, tensor, x.dtype, (rows, columns))
     if gates is not None:
         check("gates", gates, torch.float32, (rows,))
-    parts = x.new_empty(rows * chosen, columns) if _many(rows, experts) else None
+    parts = x.new_empty(rows * chosen, columns) if isinstance(taken, Assignments) else None
     x = _in_order(x, experts)
     cuda.run(
         *_operation("experts_down", x, experts),
-        DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, _lists(taken), rows_at(shared), address(gates),
+        DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, *_taken(taken), rows_at(shared), address(gates),
         rows_at(residual), rows_at(parts), rows_at(out),
     )  # fmt: skip
     return out
-
-
-def _many(rows: int, experts: Experts) -> bool:
-    return experts.uniform or rows > (FEW_CODED_ROWS if isinstance(experts.weight, CodedWeight) else FEW_ROWS)
 
 
 def _operation(name: str, x: Tensor, experts: Experts) -> tuple[str, torch.device]:
@@ -166,14 +188,42 @@ def _in_order(x: Tensor, experts: Experts) -> Tensor:
     return x if order is None else x.index_select(1, order)
 
 
-def _lists(taken: Assignments) -> tuple[int, ...]:
-    return tuple(address(tensor) for tensor in taken)
+def _pairs(taken: Taken) -> tuple[int, int]:
+    """Rows, and how many experts each takes."""
+    if isinstance(taken, RouterLogits):
+        return len(taken.logits), taken.routing.chosen
+    rows, chosen = taken.places.shape
+    return rows, chosen
 
 
-def _matrix(x: Tensor, experts: Experts, taken: Assignments) -> tuple[tuple[object, ...], int]:
+def _count(taken: Taken) -> int:
+    """Experts that have matrices here."""
+    if isinstance(taken, Assignments):
+        return len(taken.starts) - 1
+    return taken.routing.experts if taken.owned is None else len(taken.owned)
+
+
+def _lists(taken: Assignments | None) -> tuple[int, ...]:
+    return (0, 0, 0, 0) if taken is None else tuple(address(tensor) for tensor in taken)
+
+
+def _logits(of: RouterLogits) -> tuple[object, ...]:
+    r = of.routing
+    how = (r.experts, r.chosen, SCORES[r.score], *r[3:6], int(r.normalised), *r[7:])
+    return (how, *(address(tensor) for tensor in (of.logits, of.correction, of.factors, of.slots)))
+
+
+def _taken(taken: Taken) -> tuple[object, ...]:
+    """The module's `Lists` and `FewChoice`, of which one is null."""
+    if isinstance(taken, RouterLogits):
+        return _lists(None), (_logits(taken), taken.owned.start if taken.owned else 0)
+    return _lists(taken), (((0,) * 7 + (0.0,) * 3, 0, 0, 0, 0), 0)
+
+
+def _matrix(x: Tensor, experts: Experts, taken: Taken) -> tuple[tuple[object, ...], int]:
     """Experts' matrices as the module takes them, and the columns of one."""
     _check_half(x)
-    weight, count = experts.weight, len(taken.starts) - 1
+    weight, count = experts.weight, _count(taken)
     _, depth = rows_of("x", x)
     if isinstance(weight, CodedWeight):
         if weight.depth != depth:
@@ -208,7 +258,7 @@ def _check_router(p: RouterProduct) -> None:
             f"{MOST_EXPERTS} in {MOST_GROUPS} at most"
         )
     check("router", p.router, torch.float32, (experts, width))
-    for name, tensor in (("bias", p.bias), ("correction", p.correction)):
+    for name, tensor in (("bias", p.bias), ("correction", p.correction), ("factors", p.factors)):
         if tensor is not None:
             check(name, tensor, torch.float32, (experts,))
     if p.gate is not None:

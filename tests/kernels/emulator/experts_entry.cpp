@@ -25,6 +25,7 @@ extern "C" {
 
 void set_up(int processors, unsigned seed) { multiprocessors = processors, emulator::random_source.seed(seed); }
 int route(const RouteArgs* a) { return route_rows(*a, nullptr); }
+int listed(const RouteArgs* a) { return list_rows(*a, nullptr); }
 int up_few(const ExpertsUpArgs* a) { return experts_up_few(*a, nullptr); }
 int up_many(const ExpertsUpArgs* a) { return experts_up_many(*a, nullptr); }
 int down_few(const ExpertsDownArgs* a) { return experts_down_few(*a, nullptr); }

@@ -52,6 +52,6 @@ def experts_hit(model: Decoder, seed: int = 0) -> dict[int, float]:
         for mixture in made:
             depth = mixture.router.logits.weight.shape[1]
             x = torch.randn(rows, depth, generator=generator, device=model.device).to(model.dtype)
-            taken = mixture.router.route(Input(x), None).taken if x.is_cuda else mixture.router.choose(x)
+            taken = mixture.router.listed(Input(x))
             hit[rows] += int((taken.starts.diff() > 0).sum()) / len(made)
     return {rows: round(count, 1) for rows, count in hit.items()}

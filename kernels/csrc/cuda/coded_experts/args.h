@@ -23,7 +23,6 @@ struct CodedExpertsDownArgs : ExpertsDownArgs {
 
 // All of these refuse by cudaErrorInvalidValue what they do not take, and need code for 90a. Columns of an expert (of each half,
 // of the first product) are whole strips.
-inline constexpr int kFewCodedRows = 8;  // of the step
 cudaError_t coded_experts_up_few(const CodedExpertsUpArgs&, cudaStream_t);
 cudaError_t coded_experts_down_few(const CodedExpertsDownArgs&, cudaStream_t);
 cudaError_t coded_experts_up_many(const CodedExpertsUpArgs&, cudaStream_t);

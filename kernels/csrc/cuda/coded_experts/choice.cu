@@ -23,7 +23,7 @@ cudaError_t with_kind(Codes kind, F&& f) {
 cudaError_t coded_experts_up_few(const CodedExpertsUpArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (a.rows > kFewCodedRows || !takes_activation(a.activation) ||
+  if (!takes_choice(a) || !takes_activation(a.activation) ||
       !takes_codes(device, a.coded.matrix, a.matrix, is_gate(a.activation), a.chosen, a.x, a.x_stride))
     return cudaErrorInvalidValue;
   return with_kind(a.coded.matrix.kind, [&](auto kind) { return FewExperts<decltype(kind)::value>::up(a, device, stream); });
@@ -32,7 +32,7 @@ cudaError_t coded_experts_up_few(const CodedExpertsUpArgs& a, cudaStream_t strea
 cudaError_t coded_experts_down_few(const CodedExpertsDownArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (a.rows > kFewCodedRows || !takes_codes(device, a.coded.matrix, a.matrix, false, a.chosen, a.x, a.x_stride))
+  if (!takes_choice(a) || !takes_codes(device, a.coded.matrix, a.matrix, false, a.chosen, a.x, a.x_stride))
     return cudaErrorInvalidValue;
   return with_kind(a.coded.matrix.kind, [&](auto kind) { return FewExperts<decltype(kind)::value>::down(a, device, stream); });
 }

@@ -26,19 +26,14 @@ struct PieceOf {
   static_assert(kBytes % 16 == 0);
 };
 template <int strips>
-constexpr int kSumsBytes = 2 * kFewWarps * 32 * 16 * strips;
+constexpr int kSumsBytes = kPartialBytes * strips;
 
-// `sums`: bytes of the rows' sums; `weighs`: the lists have weights.
+// `sums`: bytes of the rows' sums.
 template <class Piece, int strips>
-inline FewCut cut_codes(int experts, int slices, int pairs, bool weighs, int sums) {
+inline FewCut cut_codes(int experts, int slices, int pairs, int sums) {
   FewCut cut{};
-  const auto after = [](int at, int bytes) { return at + (bytes + 15) / 16 * 16; };
   cut.slices = slices;
-  cut.hits_at = 2 * kMostFewSlots * 8 + kSumsBytes<strips>;
-  cut.sources_at = after(cut.hits_at, 16 + 12 * std::min(experts, pairs));
-  cut.weights_at = after(cut.sources_at, pairs);
-  cut.sums_at = after(cut.weights_at, weighs ? 4 * pairs : 0);
-  cut.ring_at = (after(cut.sums_at, sums) + 127) / 128 * 128;
+  cut_lists(cut, kPartialAt + kSumsBytes<strips>, experts, pairs, sums);
   cut.slots = std::max(2, std::min(kMostFewSlots, (kBlockBytes - cut.ring_at) / Piece::kBytes));
   cut.bytes = cut.ring_at + cut.slots * Piece::kBytes;
   return cut;
@@ -190,7 +185,7 @@ struct CodedFewBlock : FewBlock<T> {
   // gets the columns lane % 4 * 2 and the next.
   template <class Finish>
   __device__ void add_up(const Sums& sums, int turn, Finish&& finish) const {
-    float4* partial = reinterpret_cast<float4*>(shared + 2 * kMostFewSlots * 8) + turn % 2 * kStrips * kFewWarps * 32;
+    float4* partial = reinterpret_cast<float4*>(shared + kPartialAt) + turn % 2 * kStrips * kFewWarps * 32;
 #pragma unroll
     for (int s = 0; s < kStrips; ++s)
       partial[(s * kFewWarps + warp) * 32 + lane] = make_float4(sums[s][0], sums[s][1], sums[s][2], sums[s][3]);

@@ -1,5 +1,5 @@
 // The second product of experts of codes with up to eight rows of a step, and rows' sums: as in experts/few_down.cu a block has
-// the same sixteen outputs of every expert hit. Lists are those of the kernel before the previous one.
+// the same sixteen outputs of every expert hit. Logits are those of the kernel before the previous one.
 #pragma once
 
 #include "coded_experts/few.cuh"
@@ -90,9 +90,7 @@ __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
   DownBlock<T, kKind, kGroups, Scale> block(a, cut, strips, shared);
   block.init();
   block.clear();
-  block.lists.take(a.lists.starts, a.lists.sources, a.matrix.experts);
-  block.lists.take_weights(a.lists, a.rows * a.chosen);
-  __syncthreads();
+  block.lists.make(a.choice, a.rows, a.matrix.experts);
   if (block.copies()) {
     block.copy();
   } else {
@@ -106,7 +104,7 @@ __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
 template <Codes kind, int groups, class Scale>
 cudaError_t launch_down_few(const CodedExpertsDownArgs& a, const Device& device, cudaStream_t stream) {
   const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
-  const FewCut cut = cut_codes<PieceOf<kind, groups, 1, Scale>, 1>(a.matrix.experts, strips.own, a.rows * a.chosen, true,
+  const FewCut cut = cut_codes<PieceOf<kind, groups, 1, Scale>, 1>(a.matrix.experts, strips.own, a.rows * a.chosen,
                                                             a.rows * kStripRows * 4);
   const Launch how{dim3(std::min(strips.own, kFewBlocks<groups> * device.multiprocessors)), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {

@@ -97,8 +97,7 @@ __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
   block.init();
   wait_for_previous_kernel();
   launch_next_kernel();
-  block.lists.take(a.starts, a.sources, a.matrix.experts);
-  __syncthreads();
+  block.lists.make(a.choice, a.rows, a.matrix.experts);
   block.share_out();
   if (block.copies()) block.copy();
   else block.compute();
@@ -108,7 +107,7 @@ __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
 template <Codes kind, int groups, class Scale>
 cudaError_t launch_up_few(const CodedExpertsUpArgs& a, const Device& device, cudaStream_t stream) {
   const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
-  const FewCut cut = cut_codes<PieceOf<kind, groups, 2, Scale>, 2>(a.matrix.experts, (strips.own + 1) / 2, a.rows * a.chosen, false, 0);
+  const FewCut cut = cut_codes<PieceOf<kind, groups, 2, Scale>, 2>(a.matrix.experts, (strips.own + 1) / 2, a.rows * a.chosen, 0);
   const Launch how{dim3(kFewBlocks<groups> * device.multiprocessors), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {
     return launch_after(coded_experts_up_kernel<decltype(tag), kind, groups, Scale>, how, stream, a, cut, strips);

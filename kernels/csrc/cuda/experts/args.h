@@ -18,6 +18,15 @@ struct Routing {
   float eps, least, scale;
 };
 
+// Logits of rows, and what else the choice among experts depends on.
+struct RouterLogits {
+  Routing routing;
+  float* logits;            // [rows][experts]
+  const float* correction;  // [experts] of scores; null: none
+  const float* factors;     // [experts] of weights; null: none
+  const int64_t* slots;     // [rows], below 0: padding; null: there is none
+};
+
 // Of all pairs of a row and an expert that it takes, by expert and then by row: the `places[rows][chosen]` of a row's own (-1: it
 // is padding, which is in no list), the row of each, and where those of each expert begin, [experts + 1].
 struct Lists {
@@ -25,7 +34,7 @@ struct Lists {
   int32_t *places, *sources, *starts;
 };
 
-struct RouteArgs {
+struct RouteArgs : RouterLogits {
   Dtype dtype;
   const void* x;
   int64_t x_stride;
@@ -36,12 +45,10 @@ struct RouteArgs {
   int64_t normed_stride;
   const float* router;  // [experts][width]
   int64_t router_stride;
-  const float *bias, *correction;  // [experts]; null: none
-  const float* gate;               // [width] of the shared expert, whose factors go to `gates`; null: none
-  const int64_t* slots;            // [rows], below 0: padding; null: there is none
-  Routing routing;
-  Lists lists;
-  float *logits, *gates;
+  const float* bias;  // [experts]; null: none
+  const float* gate;  // [width] of the shared expert, whose factors go to `gates`; null: none
+  Lists lists;        // null: of few rows, whose products choose by themselves
+  float* gates;
   int32_t* ids;  // [rows][chosen]
   unsigned* counters;  // `kCounters` zeros for one stream, which are zeros again afterwards
   bool uniform;        // a row's bits do not depend on the number of rows
@@ -56,6 +63,11 @@ struct ExpertMatrix {
   int experts, columns, depth;
 };
 
+// Logits that products of few rows choose by; `first` is the expert whose matrix is their first.
+struct FewChoice : RouterLogits {
+  int first;
+};
+
 // activation(x gate^T) * (x up^T) of every pair, at its place: [rows * chosen][columns / 2]; or, by an activation that no gate has,
 // activation(x up^T): [rows * chosen][columns].
 struct ExpertsUpArgs {
@@ -64,7 +76,8 @@ struct ExpertsUpArgs {
   const void* x;
   int64_t x_stride;
   int rows, chosen;
-  const int32_t *sources, *starts;
+  const int32_t *sources, *starts;  // of `many`
+  FewChoice choice;                 // of `few`
   int activation;  // of octavo_kernels/products/activation.py, or of octavo_kernels/experts/gpu.py
   float clamped;   // 0: not; otherwise the gate is at most that, and up within it and larger by one
   void* out;
@@ -78,7 +91,8 @@ struct ExpertsDownArgs {
   const void* x;  // by place
   int64_t x_stride;
   int rows, chosen;
-  Lists lists;
+  Lists lists;       // of `many`
+  FewChoice choice;  // of `few`, made by a kernel before the previous one
   const void* shared;  // null: none; otherwise rows' sums have it, too, times `gates` where there are any
   int64_t shared_stride;
   const float* gates;
@@ -92,7 +106,8 @@ struct ExpertsDownArgs {
 
 // All of these refuse by cudaErrorInvalidValue what they do not take, and need Hopper.
 cudaError_t route_rows(const RouteArgs&, cudaStream_t);
-inline constexpr int kFewRows = 64;  // of the step
+cudaError_t list_rows(const RouteArgs&, cudaStream_t);  // from their logits
+inline constexpr int kFewRows = 8;  // of the step
 cudaError_t experts_up_few(const ExpertsUpArgs&, cudaStream_t);
 cudaError_t experts_down_few(const ExpertsDownArgs&, cudaStream_t);
 cudaError_t experts_up_many(const ExpertsUpArgs&, cudaStream_t);

@@ -12,6 +12,12 @@ inline bool takes(const ExpertMatrix& m, int chosen, const void* x, int64_t x_st
   return m.experts <= kMostExperts && chosen <= kMostChosen && m.depth > 0 && m.depth % 8 == 0 && in_units(m.weight, m.stride) &&
          in_units(x, x_stride);
 }
+// Of a few rows.
+template <class Args>
+inline bool takes_choice(const Args& a) {
+  const Routing& how = a.choice.routing;
+  return a.rows <= kFewRows && a.choice.logits && how.chosen == a.chosen && how.experts <= kMostExperts && how.groups <= kMostGroups;
+}
 
 // An element that another kernel has written.
 template <class T>

@@ -30,14 +30,15 @@ struct Choice {
   __device__ Choice(const Routing& routing, int own) : how(routing), lane(own) {}
   __device__ bool has(int i) const { return i * 32 + lane < how.experts; }
 
+  // Loads come first, so that all are under way together.
   __device__ void score(const float* logits, const float* correction) {
-    float largest = -INFINITY;
+    float corrections[kHeld], largest = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      scores[i] = has(i) ? __ldcg(logits + i * 32 + lane) : -INFINITY;
-      keys[i] = scores[i];
-      largest = fmaxf(largest, scores[i]);
-    }
+    for (int i = 0; i < kHeld; ++i) scores[i] = has(i) ? __ldcg(logits + i * 32 + lane) : -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) corrections[i] = correction && has(i) ? __ldg(correction + i * 32 + lane) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) keys[i] = scores[i], largest = fmaxf(largest, scores[i]);
     if (how.score == Score::softmax) {
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, step));
@@ -56,8 +57,7 @@ struct Choice {
     }
     if (!correction && how.top_groups == how.groups) return;  // scores are in the order of logits
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i)
-      keys[i] = !has(i) ? -INFINITY : correction ? scores[i] + correction[i * 32 + lane] : scores[i];
+    for (int i = 0; i < kHeld; ++i) keys[i] = !has(i) ? -INFINITY : correction ? scores[i] + corrections[i] : scores[i];
   }
 
   // The best expert from `first` on, of `count`, that is not taken. All lanes get it.
@@ -110,8 +110,8 @@ struct Choice {
       if (has(i) && !(kept >> (i * 32 + lane) / size & 1)) taken |= 1u << i;
   }
 
-  // Chooses, and stores the experts, ascending, and their weights. `room` has kMostChosen numbers of this warp's.
-  __device__ void choose(int32_t* ids, float* weights, float* room) {
+  // Chooses, and stores the experts, ascending, -1 of padding, and their weights. `room` has kMostChosen numbers of this warp's.
+  __device__ void choose(bool is_padding, const float* factors, int32_t* ids, float* weights, float* room) {
     if (how.top_groups < how.groups) drop_groups();
     uint32_t mine = 0;
     for (int j = 0; j < how.chosen; ++j) {
@@ -125,14 +125,16 @@ struct Choice {
       const bool is_mine = mine >> i & 1;
       const uint32_t with = __ballot_sync(kAll, is_mine);
       const int rank = before + __popc(with & ((1u << lane) - 1));
-      if (is_mine) ids[rank] = i * 32 + lane, room[rank] = scores[i];
+      if (is_mine) ids[rank] = is_padding ? -1 : i * 32 + lane, room[rank] = scores[i];
       before += __popc(with);
     }
     __syncwarp();
-    weigh(weights, room);
+    const float weight = weigh(room);
+    if (lane < how.chosen) weights[lane] = is_padding ? 0.0f : factors ? weight * factors[ids[lane]] : weight;
     __syncwarp();
   }
-  __device__ void weigh(float* weights, const float* room) const {
+  // Of the expert that is this lane's by rank.
+  __device__ float weigh(const float* room) const {
     const int n = how.chosen;
     float weight = lane < n ? room[lane] : 0.0f;
     if (how.score == Score::chosen_softmax) {
@@ -147,8 +149,19 @@ struct Choice {
       for (int j = 0; j < n; ++j) sum += __shfl_sync(kAll, weight, j);
       weight /= fmaxf(sum + how.eps, how.least);
     }
-    if (lane < n) weights[lane] = weight * how.scale;
+    return weight * how.scale;
   }
 };
+
+// A warp's row. `room` as in Choice::choose.
+template <int kHeld>
+__device__ inline void choose_row(const RouterLogits& of, int64_t row, int lane, int32_t* ids, float* weights, float* room) {
+  Choice<kHeld> choice(of.routing, lane);
+  const float* logits = of.logits + row * of.routing.experts;
+  // Without a branch, so that it is not waited for before the logits are.
+  const int64_t slot = __ldcg(of.slots ? of.slots + row : reinterpret_cast<const int64_t*>(of.logits));
+  choice.score(logits, of.correction);
+  choice.choose(of.slots && slot < 0, of.factors, ids, weights, room);
+}
 
 }  // namespace octavo

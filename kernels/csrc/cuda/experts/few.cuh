@@ -1,8 +1,9 @@
-// Products of experts with up to 64 rows of a step: how weights flow.
+// Products of experts with up to eight rows of a step: how weights flow.
 //
 // A unit is sixteen rows of one expert's matrix. One warp copies units, piece by piece of the depth, into a ring; eight warps share
 // out a piece's depth, and one of them adds up what they have. The weights are the sixteen rows of `mma`, rows of x its eight
 // columns, which come from the L2: an expert has few. An element's sum is in one order, whatever other rows there are.
+// Every block chooses by itself from the router's logits: lists made elsewhere are a chain of loads and stores to wait for.
 // A block takes less than half of a multiprocessor, so that the next kernel's weights flow before this one has ended.
 #pragma once
 
@@ -15,10 +16,11 @@
 namespace octavo {
 
 constexpr int kFewWarps = 8, kFewThreads = (kFewWarps + 1) * 32;
-constexpr int kUnitRows = 16, kTileRows = 8, kMostTiles = kFewRows / kTileRows;
+constexpr int kUnitRows = 16;
+static_assert(kFewRows == 8 && kFewRows < kFewWarps + 1);  // columns of `mma`; a warp chooses for a row
 constexpr int kMostPiece = 1024, kWindow = 32, kWindows = kMostPiece / kWindow / kFewWarps;  // of the depth; of a warp
 constexpr int kBlockBytes = 113 * 1024, kMostFewSlots = 8;
-constexpr int kPartialBytes = 2 * kFewWarps * 32 * 16;
+constexpr int kPartialAt = 2 * kMostFewSlots * 8, kPartialBytes = 2 * kFewWarps * 32 * 16;
 
 // How a launch goes about it, and where things lie in shared memory: barriers, sums of the warps, the lists, the ring.
 struct FewCut {
@@ -29,19 +31,23 @@ struct FewCut {
   int bytes;
 };
 
-// `sums`: bytes of the rows' sums; `weighs`: the lists have weights.
-inline FewCut cut_few(const ExpertMatrix& m, int slices, int pairs, bool weighs, int sums) {
+// Lists from `at` on, and behind them `sums` bytes of the rows' sums and the ring.
+inline void cut_lists(FewCut& cut, int at, int experts, int pairs, int sums) {
+  const auto after = [](int begin, int bytes) { return begin + (bytes + 15) / 16 * 16; };
+  cut.hits_at = at;
+  cut.sources_at = after(cut.hits_at, 16 + 12 * std::min(experts, pairs));
+  cut.weights_at = after(cut.sources_at, pairs);
+  cut.sums_at = after(cut.weights_at, 4 * pairs);
+  cut.ring_at = (after(cut.sums_at, sums) + 127) / 128 * 128;
+}
+
+inline FewCut cut_few(const ExpertMatrix& m, int slices, int pairs, int sums) {
   FewCut cut{};
   cut.slices = slices;
   cut.pieces = (m.depth + kMostPiece - 1) / kMostPiece;
   cut.piece = ((m.depth + cut.pieces - 1) / cut.pieces + 63) / 64 * 64;
   cut.pitch = cut.piece * 2 + 64;
-  cut.hits_at = 2 * kMostFewSlots * 8 + kPartialBytes;
-  const auto after = [](int at, int bytes) { return at + (bytes + 15) / 16 * 16; };
-  cut.sources_at = after(cut.hits_at, 16 + 12 * std::min(m.experts, pairs));
-  cut.weights_at = after(cut.sources_at, pairs);
-  cut.sums_at = after(cut.weights_at, weighs ? 4 * pairs : 0);
-  cut.ring_at = (after(cut.sums_at, sums) + 127) / 128 * 128;
+  cut_lists(cut, kPartialAt + kPartialBytes, m.experts, pairs, sums);
   const int slot = kUnitRows * cut.pitch;
   cut.slots = std::max(2, std::min(kMostFewSlots, (kBlockBytes - cut.ring_at) / slot));
   cut.bytes = cut.ring_at + cut.slots * slot;
@@ -54,37 +60,75 @@ struct Hit {
   int expert, begin, end;
 };
 
-// A block's lists: experts that are hit, rows of pairs, their weights.
+// Experts that rows take, by row and by place, and their weights by row.
+struct Taken {
+  static constexpr int kMostPairs = kFewRows * kMostChosen;
+  int32_t ids[kMostPairs], experts[kMostPairs];
+  float weights[kMostPairs], room[kFewRows][kMostChosen];
+};
+static_assert(sizeof(Taken) <= kPartialBytes);
+
+// A block's lists, by place: experts that are hit, rows of pairs, their weights.
 struct FewLists {
+  Taken& taken;  // where warps' sums will be
   int* count;
   Hit* hits;
   uint8_t* sources;
   float* weights;
 
   __device__ FewLists(char* shared, const FewCut& cut)
-      : count(reinterpret_cast<int*>(shared + cut.hits_at)), hits(reinterpret_cast<Hit*>(shared + cut.hits_at + 16)),
-        sources(reinterpret_cast<uint8_t*>(shared + cut.sources_at)),
+      : taken(*reinterpret_cast<Taken*>(shared + kPartialAt)), count(reinterpret_cast<int*>(shared + cut.hits_at)),
+        hits(reinterpret_cast<Hit*>(shared + cut.hits_at + 16)), sources(reinterpret_cast<uint8_t*>(shared + cut.sources_at)),
         weights(reinterpret_cast<float*>(shared + cut.weights_at)) {}
 
-  // All threads; they have to meet afterwards.
-  __device__ void take(const int32_t* starts, const int32_t* rows, int experts) const {
-    const int total = __ldcg(starts + experts);
-    for (int i = threadIdx.x; i < total; i += kFewThreads) sources[i] = uint8_t(__ldcg(rows + i));
-    if (threadIdx.x >= 32) return;
+  // By all threads: a warp chooses for a row, and one lists what they took. Of the experts, `owned` ones have matrices here.
+  __device__ void make(const FewChoice& choice, int rows, int owned) const {
+    const int chosen = choice.routing.chosen, pairs = rows * chosen, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = threadIdx.x; i < pairs; i += kFewThreads) taken.experts[i] = -1;
+    if (warp < rows) {
+      int32_t* ids = taken.ids + warp * chosen;
+      float* own = taken.weights + warp * chosen;
+      if (choice.routing.experts <= 128) choose_row<4>(choice, warp, lane, ids, own, taken.room[warp]);
+      else choose_row<16>(choice, warp, lane, ids, own, taken.room[warp]);
+    }
+    __syncthreads();
+    if (warp == 0) {
+      place(lane, pairs, chosen);
+      __syncwarp();
+      list_hits(lane, pairs, choice.first, owned);
+    }
+    __syncthreads();
+  }
+
+ private:
+  // A pair's place is how many pairs lie before it; those of padding are in no list.
+  __device__ void place(int lane, int pairs, int chosen) const {
+    for (int i = lane; i < pairs; i += 32) {
+      const int expert = taken.ids[i];
+      if (expert < 0) continue;
+      int before = 0;
+#pragma unroll 8
+      for (int other = 0; other < pairs; ++other) {
+        const int id = taken.ids[other];
+        before += id >= 0 && (id < expert || (id == expert && other < i));
+      }
+      taken.experts[before] = expert, sources[before] = uint8_t(i / chosen), weights[before] = taken.weights[i];
+    }
+  }
+  __device__ void list_hits(int lane, int pairs, int first, int owned) const {
     int before = 0;
-#pragma unroll 4
-    for (int first = 0; first < experts; first += 32) {
-      const int e = first + threadIdx.x;
-      const int begin = e < experts ? __ldcg(starts + e) : 0, end = e < experts ? __ldcg(starts + e + 1) : 0;
-      const unsigned with = __ballot_sync(kAll, end > begin);
-      if (end > begin) hits[before + __popc(with & ((1u << threadIdx.x) - 1))] = {e, begin, end};
+    for (int begin = 0; begin < pairs; begin += 32) {
+      const int at = begin + lane, expert = at < pairs ? taken.experts[at] : -1, own = expert - first;
+      const bool is_hit = expert >= 0 && own >= 0 && own < owned && (at == 0 || taken.experts[at - 1] != expert);
+      const unsigned with = __ballot_sync(kAll, is_hit);
+      if (is_hit) {
+        int end = at + 1;
+        while (end < pairs && taken.experts[end] == expert) ++end;
+        hits[before + __popc(with & ((1u << lane) - 1))] = {own, at, end};
+      }
       before += __popc(with);
     }
-    if (threadIdx.x == 0) *count = before;
-  }
-  __device__ void take_weights(const Lists& lists, int pairs) const {
-    for (int i = threadIdx.x; i < pairs; i += kFewThreads)
-      if (const int place = __ldcg(lists.places + i); place >= 0) weights[place] = __ldcg(lists.weights + i);
+    if (lane == 0) *count = before;
   }
 };
 
@@ -150,20 +194,16 @@ struct FewBlock {
 
   // A warp that multiplies: sums of a unit with the rows of x at `x_at(i)`, of which there are `rows`.
   template <class XAt>
-  __device__ void multiply(XAt&& x_at, int rows, int depth, float (&sums)[kMostTiles][4]) {
-    const int column = lane % 4 * 8;
+  __device__ void multiply(XAt&& x_at, int rows, int depth, float (&sums)[4]) {
+    const int column = lane % 4 * 8, row = lane / 4;
+    const T* x_row = row < rows ? x_at(row) : nullptr;
     for (int begin = 0; begin < depth; begin += cut.piece) {
       uint4 x[kWindows], low[kWindows], high[kWindows];
       const auto window = [&](int i) { return (i * kFewWarps + warp) * kWindow + column; };
       const auto there = [&](int i) { return window(i) < cut.piece && begin + window(i) < depth; };
-      const auto load = [&](int tile) {
-        const int row = tile * kTileRows + lane / 4;
-        const T* from = row < rows ? x_at(row) + begin : nullptr;
 #pragma unroll
-        for (int i = 0; i < kWindows; ++i)
-          x[i] = from && there(i) ? __ldcg(reinterpret_cast<const uint4*>(from + window(i))) : make_uint4(0, 0, 0, 0);
-      };
-      load(0);
+      for (int i = 0; i < kWindows; ++i)
+        x[i] = x_row && there(i) ? __ldcg(reinterpret_cast<const uint4*>(x_row + begin + window(i))) : make_uint4(0, 0, 0, 0);
       barrier_wait(full(), parity);
       const char* from = shared + cut.ring_at + (slot * kUnitRows + lane / 4) * cut.pitch;
 #pragma unroll
@@ -173,26 +213,21 @@ struct FewBlock {
       }
       leave(low, high);
 #pragma unroll
-      for (int tile = 0; tile < kMostTiles; ++tile) {
-        if (tile * kTileRows >= rows) break;
-        if (tile > 0) load(tile);
-#pragma unroll
-        for (int i = 0; i < kWindows; ++i) {
-          const uint32_t first[4] = {low[i].x, high[i].x, low[i].y, high[i].y};
-          const uint32_t second[4] = {low[i].z, high[i].z, low[i].w, high[i].w};
-          mma<T>(sums[tile], first, x[i].x, x[i].y);
-          mma<T>(sums[tile], second, x[i].z, x[i].w);
-        }
+      for (int i = 0; i < kWindows; ++i) {
+        const uint32_t first[4] = {low[i].x, high[i].x, low[i].y, high[i].y};
+        const uint32_t second[4] = {low[i].z, high[i].z, low[i].w, high[i].w};
+        mma<T>(sums, first, x[i].x, x[i].y);
+        mma<T>(sums, second, x[i].z, x[i].w);
       }
       advance();
     }
   }
 
-  // Adds up the warps' sums of a tile. One warp gets them, `turn` says which, and hands a lane's to `finish`: of the unit's rows
+  // Adds up the warps' sums. One warp gets them, `turn` says which, and hands a lane's to `finish`: of the unit's rows
   // lane / 4 and lane / 4 + 8 the columns lane % 4 * 2 and the next.
   template <class Finish>
   __device__ void add_up(const float (&sums)[4], int turn, Finish&& finish) const {
-    float4* partial = reinterpret_cast<float4*>(shared + 2 * kMostFewSlots * 8) + turn % 2 * kFewWarps * 32;
+    float4* partial = reinterpret_cast<float4*>(shared + kPartialAt) + turn % 2 * kFewWarps * 32;
     partial[warp * 32 + lane] = {sums[0], sums[1], sums[2], sums[3]};
     barrier_sync(1, kFewWarps * 32);
     if (turn % kFewWarps != warp) return;

@@ -1,5 +1,5 @@
-// The second product of experts with up to 64 rows of a step, and rows' sums. A block has the same sixteen outputs of every expert
-// hit, one after the other, and so adds up rows' experts in their order. Lists are those of the kernel before the previous one:
+// The second product of experts with up to eight rows of a step, and rows' sums. A block has the same sixteen outputs of every expert
+// hit, one after the other, and so adds up rows' experts in their order. Logits are those of the kernel before the previous one:
 // weights flow while that one ends.
 #include "experts/checks.h"
 #include "experts/few.cuh"
@@ -45,18 +45,14 @@ struct Block : FewBlock<T> {
       for (int h = 0; h < *lists.count; ++h) {
         const Hit hit = lists.hits[h];
         const int rows = hit.end - hit.begin;
-        float products[kMostTiles][4] = {};
+        float products[4] = {};
         Base::multiply([&](int row) { return static_cast<const T*>(a.x) + (hit.begin + row) * a.x_stride; }, rows,
                        a.matrix.depth, products);
-#pragma unroll
-        for (int tile = 0; tile < kMostTiles; ++tile) {
-          if (tile * kTileRows >= rows) break;
-          Base::add_up(products[tile], turn++, [&](const float4& all) {
-            const int place = hit.begin + tile * kTileRows + lane % 4 * 2, output = lane / 4;
-            add(hit, slice, place, output, all.x), add(hit, slice, place + 1, output, all.y);
-            add(hit, slice, place, output + 8, all.z), add(hit, slice, place + 1, output + 8, all.w);
-          });
-        }
+        Base::add_up(products, turn++, [&](const float4& all) {
+          const int place = hit.begin + lane % 4 * 2, output = lane / 4;
+          add(hit, slice, place, output, all.x), add(hit, slice, place + 1, output, all.y);
+          add(hit, slice, place, output + 8, all.z), add(hit, slice, place + 1, output + 8, all.w);
+        });
       }
       barrier_sync(1, kFewWarps * 32);
       store(slice);
@@ -100,9 +96,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   Block<T> block(a, cut, shared);
   block.init();
   block.clear(threadIdx.x, kFewThreads);
-  block.lists.take(a.lists.starts, a.lists.sources, a.matrix.experts);
-  block.lists.take_weights(a.lists, a.rows * a.chosen);
-  __syncthreads();
+  block.lists.make(a.choice, a.rows, a.matrix.experts);
   if (block.copies()) {
     block.copy();
   } else {
@@ -118,9 +112,9 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 cudaError_t experts_down_few(const ExpertsDownArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (device.major < 9 || a.rows > kFewRows || !takes(a.matrix, a.chosen, a.x, a.x_stride)) return cudaErrorInvalidValue;
+  if (device.major < 9 || !takes_choice(a) || !takes(a.matrix, a.chosen, a.x, a.x_stride)) return cudaErrorInvalidValue;
   const int slices = (a.matrix.columns + kUnitRows - 1) / kUnitRows;
-  const FewCut cut = cut_few(a.matrix, slices, a.rows * a.chosen, true, a.rows * kUnitRows * 4);
+  const FewCut cut = cut_few(a.matrix, slices, a.rows * a.chosen, a.rows * kUnitRows * 4);
   const Launch how{dim3(std::min(slices, 2 * device.multiprocessors)), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {
     return launch_after(experts_down_few_kernel<decltype(tag)>, how, stream, a, cut);

@@ -1,4 +1,4 @@
-// The first product of experts with up to 64 rows of a step, and its activation. A unit has eight rows of gate and the same of up,
+// The first product of experts with up to eight rows of a step, and its activation. A unit has eight rows of gate and the same of up,
 // or, without a gate, sixteen of up. All units of the experts hit are shared out evenly.
 #include "experts/activation.cuh"
 #include "experts/checks.h"
@@ -20,7 +20,7 @@ struct Block : FewBlock<T> {
   const bool has_gate;
   int first, last;  // of the units
 
-  __device__ Block(const ExpertsUpArgs& args, const FewCut& how, char* memory) 
+  __device__ Block(const ExpertsUpArgs& args, const FewCut& how, char* memory)
       : Base(memory, how), a(args), lists(memory, how), has_gate(is_gate(args.activation)) {}
 
   __device__ int width() const { return has_gate ? a.matrix.columns / 2 : a.matrix.columns; }
@@ -50,23 +50,19 @@ struct Block : FewBlock<T> {
     for (int i = first; i < last; ++i) {
       const Unit u = unit(i);
       const int rows = u.hit.end - u.hit.begin;
-      float sums[kMostTiles][4] = {};
+      float sums[4] = {};
       Base::multiply(
           [&](int row) { return static_cast<const T*>(a.x) + lists.sources[u.hit.begin + row] * a.x_stride; }, rows,
           a.matrix.depth, sums);
-#pragma unroll
-      for (int tile = 0; tile < kMostTiles; ++tile) {
-        if (tile * kTileRows >= rows) break;
-        Base::add_up(sums[tile], turn++, [&](const float4& all) {
-          const int row = tile * kTileRows + lane % 4 * 2;
-          if (has_gate) {
-            store_gated(u, row, rows, all.x, all.z), store_gated(u, row + 1, rows, all.y, all.w);
-          } else {
-            store(u, row, rows, 0, all.x), store(u, row + 1, rows, 0, all.y);
-            store(u, row, rows, 8, all.z), store(u, row + 1, rows, 8, all.w);
-          }
-        });
-      }
+      Base::add_up(sums, turn++, [&](const float4& all) {
+        const int row = lane % 4 * 2;
+        if (has_gate) {
+          store_gated(u, row, rows, all.x, all.z), store_gated(u, row + 1, rows, all.y, all.w);
+        } else {
+          store(u, row, rows, 0, all.x), store(u, row + 1, rows, 0, all.y);
+          store(u, row, rows, 8, all.z), store(u, row + 1, rows, 8, all.w);
+        }
+      });
     }
   }
 
@@ -99,8 +95,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   block.init();
   wait_for_previous_kernel();
   launch_next_kernel();
-  block.lists.take(a.starts, a.sources, a.matrix.experts);
-  __syncthreads();
+  block.lists.make(a.choice, a.rows, a.matrix.experts);
   block.share_out();
   if (block.copies()) block.copy();
   else block.compute();
@@ -112,13 +107,13 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 cudaError_t experts_up_few(const ExpertsUpArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (device.major < 9 || a.rows > kFewRows || !takes_activation(a.activation) || !takes(a.matrix, a.chosen, a.x, a.x_stride) ||
+  if (device.major < 9 || !takes_choice(a) || !takes_activation(a.activation) || !takes(a.matrix, a.chosen, a.x, a.x_stride) ||
       (is_gate(a.activation) && a.matrix.columns % 2))
     return cudaErrorInvalidValue;
   const bool has_gate = is_gate(a.activation);
   const int width = has_gate ? a.matrix.columns / 2 : a.matrix.columns, own = has_gate ? kHalf : kUnitRows;
   const int slices = (width + own - 1) / own;
-  const FewCut cut = cut_few(a.matrix, slices, a.rows * a.chosen, false, 0);
+  const FewCut cut = cut_few(a.matrix, slices, a.rows * a.chosen, 0);
   const Launch how{dim3(device.multiprocessors), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {
     return launch_after(experts_up_few_kernel<decltype(tag)>, how, stream, a, cut);

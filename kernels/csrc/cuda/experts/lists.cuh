@@ -5,9 +5,11 @@
 
 namespace octavo {
 
-// By one block of any number of warps, of up to 64 rows: an expert's rows are bits of a word.
+constexpr int kMaskedRows = 64;
+
+// By one block of any number of warps, of so many rows at most: an expert's rows are bits of words.
 struct MaskedLists {
-  uint32_t rows[kMostExperts][kFewRows / 32];
+  uint32_t rows[kMostExperts][kMaskedRows / 32];
   int32_t starts[kMostExperts + 1];
 
   __device__ void make(const RouteArgs& a) {

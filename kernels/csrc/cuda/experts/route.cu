@@ -1,5 +1,5 @@
-// Routing of up to 64 rows in one launch: rows' norm, the router's product in float32, the choice, the lists. Of more rows each of
-// these is a launch. A row's sums and its choice depend on nothing but the row.
+// Routing of up to 64 rows in one launch: rows' norm, the router's product in float32, the choice, the lists, the last two unless
+// products choose by themselves. Of more rows each of these is a launch. A row's sums and its choice depend on nothing but the row.
 //
 // A block has some outputs of the router, a warp one of them with its weights in shared memory from before the previous kernel
 // has ended, and a group of rows. The last block of a group chooses for its rows, the last of all makes the lists.
@@ -178,6 +178,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (own.warp < count) own.take_row(row + own.warp, slice == 0);
   __syncthreads();
   own.compute(row, count);
+  if (!a.lists.places) return;
   if (!is_last(a.counters + 1 + group, cut.slices, &flag)) return;
   if (own.warp < count) choose_row<kHeld>(a, row + own.warp, own.lane, room[own.warp]);
   if (cut.groups == 1) __syncthreads();
@@ -258,7 +259,7 @@ cudaError_t launch_steps(RouteArgs a, cudaStream_t stream) {
     a.x = a.normed, a.x_stride = a.normed_stride;
   }
   if (error == cudaSuccess) error = router_tiles(a, stream);
-  return error == cudaSuccess ? launch_after(lists_kernel, {dim3(a.routing.experts), kListWarps * 32}, stream, a) : error;
+  return error == cudaSuccess ? list_rows(a, stream) : error;
 }
 
 bool is_aligned(const void* data, int64_t stride, int elements) {
@@ -267,13 +268,18 @@ bool is_aligned(const void* data, int64_t stride, int elements) {
 
 }  // namespace
 
+cudaError_t list_rows(const RouteArgs& a, cudaStream_t stream) {
+  const cudaError_t error = choose_rows(a, stream);
+  return error == cudaSuccess ? launch_after(lists_kernel, {dim3(a.routing.experts), kListWarps * 32}, stream, a) : error;
+}
+
 cudaError_t route_rows(const RouteArgs& a, cudaStream_t stream) {
   const Routing& how = a.routing;
   if (a.rows == 0 || a.width % kVector != 0 || a.width > kMostWidth || how.experts > kMostExperts ||
       how.chosen > kMostChosen || how.groups > kMostGroups || !is_aligned(a.x, a.x_stride, 8) || !is_aligned(a.norm, 0, 8) ||
       !is_aligned(a.normed, a.normed_stride, 8) || !is_aligned(a.router, a.router_stride, 4) || !is_aligned(a.gate, 0, 4))
     return cudaErrorInvalidValue;
-  if (a.uniform || a.rows > kFewRows) return launch_steps(a, stream);
+  if (a.uniform || a.rows > kMaskedRows) return launch_steps(a, stream);
   return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     return how.experts <= 128 ? launch<T, 4>(a, stream) : launch<T, 16>(a, stream);

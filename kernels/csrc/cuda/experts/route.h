@@ -5,22 +5,16 @@
 
 namespace octavo {
 
-// Logits of rows that are normed by now, and the choice.
+// Logits of rows that are normed by now.
 cudaError_t router_tiles(const RouteArgs&, cudaStream_t);
+// The choice by logits.
+cudaError_t choose_rows(const RouteArgs&, cudaStream_t);
 
-// A warp's row. `room` as in Choice::choose.
+// A warp's row into memory.
 template <int kHeld>
 __device__ inline void choose_row(const RouteArgs& a, int64_t row, int lane, float* room) {
-  const Routing& how = a.routing;
-  int32_t* ids = a.ids + row * how.chosen;
-  float* weights = a.lists.weights + row * how.chosen;
-  if (a.slots && __ldcg(a.slots + row) < 0) {
-    if (lane < how.chosen) ids[lane] = -1, weights[lane] = 0.0f;
-    return;
-  }
-  Choice<kHeld> choice(how, lane);
-  choice.score(a.logits + row * how.experts, a.correction);
-  choice.choose(ids, weights, room);
+  const int64_t at = row * a.routing.chosen;
+  choose_row<kHeld>(a, row, lane, a.ids + at, a.lists.weights + at, room);
 }
 
 }  // namespace octavo

@@ -169,12 +169,14 @@ __global__ void __launch_bounds__(kChoiceWarps * 32) choice_kernel(const __grid_
 cudaError_t router_tiles(const RouteArgs& a, cudaStream_t stream) {
   const int slices = (a.routing.experts + (a.gate ? 1 : 0) + kOutputs - 1) / kOutputs;
   const auto blocks = [&](int tiles) { return dim3((a.rows + 16 * tiles - 1) / (16 * tiles) * slices); };
-  const cudaError_t error = with_half(a.dtype, [&](auto tag) {
+  return with_half(a.dtype, [&](auto tag) {
     using T = decltype(tag);
     if (a.rows < kTallRows) return launch_after(router_tiles_kernel<T, 1>, {blocks(1), kThreads}, stream, a, slices);
     return launch_after(router_tiles_kernel<T, kTall>, {blocks(kTall), kThreads}, stream, a, slices);
   });
-  if (error != cudaSuccess) return error;
+}
+
+cudaError_t choose_rows(const RouteArgs& a, cudaStream_t stream) {
   const Launch how{dim3((a.rows + kChoiceWarps - 1) / kChoiceWarps), kChoiceWarps * 32};
   return a.routing.experts <= 128 ? launch_after(choice_kernel<4>, how, stream, a) : launch_after(choice_kernel<16>, how, stream, a);
 }

@@ -229,7 +229,7 @@ def for_gpu(linear: Linear, name: str, rows: int, *, halves: int) -> Dense | Cod
     if isinstance(linear, Quantised):
         weight = linear.weight
         if ops.takes_experts(weight.scheme, rows, weight.depth, weight.codes.device, halves=halves):
-            return CodedExperts(ops.pack_experts(weight), linear.bias, linear.products)
+            return CodedExperts(ops.pack_experts(weight), linear.bias)
         log.info("%s and others become 16 bits: no kernel reads the codes of such experts", name)
     return in_16_bits(linear, name)
 

@@ -110,7 +110,7 @@ class Dense(Linear):
         return ops.grouped_linear(x, self.weight, starts, self.bias)
 
     def experts(self) -> Experts:
-        return Experts(self.weight, self.bias, self.products.uniform)
+        return Experts(self.weight, self.bias)
 
     def _product(self, x: Input, out: Tensor | None, residual: Tensor | None = None) -> Product[Tensor]:
         uniform, counter = self.products.uniform, self.products.counter

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Activation, Assignments, Experts, Gate, Routed, RouterProduct, Routing
+from octavo_kernels.ops import (
+    Activation,
+    Assignments,
+    Experts,
+    Gate,
+    Routed,
+    RouterLogits,
+    RouterProduct,
+    Routing,
+    Taken,
+)
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.norm import AddNorm, Input, RmsNorm
@@ -49,9 +59,6 @@ class Router:
         rows = rows.float()
         rows = rows if self.norm is None else self.norm.apply(rows, torch.empty_like(rows))
         taken = ops.route(self.logits.apply(Input(rows)), self.routing, self.correction)
-        return self._with_factors(taken)
-
-    def _with_factors(self, taken: Assignments) -> Assignments:
         if self.factors is None:
             return taken
         chosen = torch.bucketize(taken.places, taken.starts, right=True) - 1  # experts without rows begin there, too
@@ -61,15 +68,18 @@ class Router:
         """On a GPU: norm, product and choice, and the factors of a shared expert's gate, in one go. Rows are those of
         the router's own norm, where it has one; `x` is not to be normed then."""
         assert self.counters is not None
-        routed = ops.route_rows(
+        return ops.route_rows(
             RouterProduct(
                 x.rows, self.logits.weight, self.routing, self.counters, bias=self.logits.bias,
-                correction=self.correction, gate=None if gate is None else gate.weight,
+                correction=self.correction, factors=self.factors, gate=None if gate is None else gate.weight,
                 norm=x.norm if self.norm is None else self.norm.operand, normed=x.normed, slots=x.slots,
                 uniform=self.logits.products.uniform,
             )
         )  # fmt: skip
-        return routed._replace(taken=self._with_factors(routed.taken))
+
+    def listed(self, x: Input) -> Assignments:
+        """Assignments for a look at them, on a GPU of a few rows, too."""
+        return ops.listed(self.route(x, None).taken) if x.rows.is_cuda else self.choose(x.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ class ExpertGate:
         """The same for the expert that all rows take, which is never clamped."""
         return ops.act_and_mul(product, self.activation)
 
-    def experts_up(self, rows: Tensor, experts: Experts, taken: Assignments) -> Tensor:
+    def experts_up(self, rows: Tensor, experts: Experts, taken: Taken) -> Tensor:
         """On a GPU: product and activation by place."""
         return ops.experts_up(rows, experts, taken, self.activation, self.clamped)
 
@@ -112,7 +122,7 @@ class ExpertActivation:
 
     apply_shared = apply
 
-    def experts_up(self, rows: Tensor, experts: Experts, taken: Assignments) -> Tensor:
+    def experts_up(self, rows: Tensor, experts: Experts, taken: Taken) -> Tensor:
         """On a GPU: product and activation by place. Kernels have the square of relu alone."""
         assert self.activation == "relu"
         assert self.squared
@@ -193,7 +203,7 @@ class Mixture(Linear):
         return parts
 
     def _apply_on_gpu(self, x: Input, out: Tensor, residual: Tensor | None) -> Tensor:
-        """Three launches of a few rows, five of more; a norm of the experts' own and factors are more."""
+        """Three launches of a few rows, five of more; a norm of the experts' own is one more."""
         if not len(x.rows):
             return out
         routed = self.router.route(x, None if self.shared is None else self.shared.gate)
@@ -219,9 +229,11 @@ class Mixture(Linear):
         return self.shared.down.apply(Input(self.gate.apply_shared(self.shared.up.apply(Input(rows)))))
 
 
-def assigned_to(some: range, taken: Assignments) -> Assignments:
+def assigned_to(some: range, taken: Taken) -> Taken:
     """Assignments to `some` of the experts, for a GPU's kernels with these experts' matrices: all others have the place
     -1. Nothing waits for the device."""
+    if isinstance(taken, RouterLogits):
+        return taken._replace(owned=some)
     starts = taken.starts[some.start : some.stop + 1]
     elsewhere = (taken.places < starts[0]) | (taken.places >= starts[-1])
     return taken._replace(places=taken.places.masked_fill(elsewhere, -1), starts=starts)

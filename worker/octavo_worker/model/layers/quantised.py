@@ -66,7 +66,6 @@ class CodedExperts(Linear):
 
     weight: CodedWeight
     bias: Tensor | None
-    products: Products
 
     @property
     def forms(self) -> frozenset[str]:
@@ -80,7 +79,7 @@ class CodedExperts(Linear):
         raise NotImplementedError("matrices of several experts are no single product")
 
     def experts(self) -> Experts:
-        return Experts(self.weight, self.bias, self.products.uniform)
+        return Experts(self.weight, self.bias)
 
 
 def form_of(scheme: Scheme, depth: int) -> str:
