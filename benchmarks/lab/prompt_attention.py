@@ -109,12 +109,8 @@ class Case:
     shape: str
     variant: str
     operations: float  # of a replay
-    calls: list[Callable[[], object]]  # whose tensors are kept as long as their graph
-    graph: torch.cuda.CUDAGraph = field(init=False)
+    graph: torch.cuda.CUDAGraph
     turns: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.graph = captured(self.calls)
 
     def run(self, watch: Watch, seconds: float) -> None:
         torch.cuda.synchronize()
@@ -186,7 +182,7 @@ def product() -> Case:
     x, weight = bf16(PRODUCT, PRODUCT), bf16(PRODUCT, PRODUCT)
     out = torch.empty_like(x)
     call = lambda: torch.mm(x, weight, out=out)
-    return Case(f"product {PRODUCT}^3", "cuBLAS", 2.0 * PRODUCT**3, [call])
+    return Case(f"product {PRODUCT}^3", "cuBLAS", 2.0 * PRODUCT**3, captured([call]))
 
 
 def prompts(count: int, tokens: int, heads: int, kv_heads: int, head_dim: int) -> tuple[list[Case], bool | None]:
@@ -211,8 +207,8 @@ def prompts(count: int, tokens: int, heads: int, kv_heads: int, head_dim: int) -
             )
 
         operations = 4.0 * heads * head_dim * count * tokens * (tokens + 1) / 2 * LAYERS
-        calls = [lambda i=i, call=call: call(i) for i in range(LAYERS)]
-        cases.append(Case(f"{heads}/{kv_heads}/{head_dim} {count} x {tokens}", variant, operations, calls))
+        graph = captured([lambda i=i, call=call: call(i) for i in range(LAYERS)])
+        cases.append(Case(f"{heads}/{kv_heads}/{head_dim} {count} x {tokens}", variant, operations, graph))
     return cases, torch.equal(*outs) if len(outs) == 2 else None
 
 
