@@ -163,10 +163,6 @@ def extend() -> None:
         sequences = Sequences([40, 300, 200], 2, head_dim, BF16)
         sequences.attend([40, 130, 33], 4)
         sequences.attend([40, 130, 33], 4, softcap=20.0)
-    for pairs in (False, True):
-        AttentionPlan.pairs = pairs
-        Sequences([300, 190, 700], 2, 128, F16).attend([100, 33, 400], 8)
-    AttentionPlan.pairs = False
     sequences = Sequences([300, 190], 2, 64, F16)
     sequences.attend([200, 17], 4, sliding_window=70, sinks=data(4, dtype=F32))
     sequences.attend([200, 17], 4, sliding_window=70, softcap=5.0)

@@ -69,21 +69,6 @@ def test_prompts_without_decodes(gpu_batch, lengths, alone):
 
 
 @pytest.mark.beyond_plain
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (32, 8), (32, 4), (6, 2), (8, 1)])
-def test_pairs_of_blocks_give_the_bits_of_blocks_alone(gpu_batch, monkeypatch, heads, kv_heads, dtype):
-    """More pairs than multiprocessors, tiles without a neighbour, beside decodes, and in other kernels."""
-    lengths = [(n, c) for n in (1, 31, 64, 97, 128, 500) for c in (n, n + 127, 1024)] + [(3000, 3000), (700, 9000)]
-    batch = gpu_batch(lengths, heads=heads, kv_heads=kv_heads, head_dim=128, dtype=dtype)
-    for options in ({}, {"softcap": 5.0}, {"sliding_window": 300}):
-        monkeypatch.setattr(AttentionPlan, "pairs", False)
-        alone = batch.attend(**options)
-        monkeypatch.setattr(AttentionPlan, "pairs", True)
-        for _ in range(3):
-            assert torch.equal(batch.attend(**options), alone), options
-
-
-@pytest.mark.beyond_plain
 @pytest.mark.parametrize("window", [0, 100])
 def test_few_queries_without_prompts(gpu_batch, window):
     """Sequences computed as decodes spare the memory that longer queries and groups need."""

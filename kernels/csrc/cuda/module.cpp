@@ -288,13 +288,13 @@ void define_host(py::module_& m) {
   }, "Of the current device: compute capability, multiprocessors, shared memory of a block, whether it runs code for 90a.");
   py::class_<AttentionPlan>(m, "AttentionPlan")
       .def(py::init([](int sequences, int tokens, int chunks, int heads, int kv_heads, int head_dim, int max_queries,
-                       int window, bool shared_prefixes, bool uniform, int few_rows, bool pairs) {
+                       int window, bool shared_prefixes, bool uniform, int few_rows) {
              return AttentionPlan({sequences, tokens, chunks, heads, kv_heads, head_dim, max_queries, window, shared_prefixes,
-                                   uniform, few_rows, pairs});
+                                   uniform, few_rows});
            }),
            py::kw_only(), py::arg("sequences"), py::arg("tokens"), py::arg("chunks"), py::arg("heads"), py::arg("kv_heads"),
            py::arg("head_dim"), py::arg("max_queries"), py::arg("window"), py::arg("shared_prefixes"), py::arg("uniform"),
-           py::arg("few_rows"), py::arg("pairs"))
+           py::arg("few_rows"))
       .def_readonly("group", &AttentionPlan::group)
       .def_readonly("decodes", &AttentionPlan::decodes)
       .def_readonly("extends", &AttentionPlan::extends)

@@ -32,8 +32,6 @@ class AttentionPlan:
 
     # Groups of so few query rows are computed as decodes are, others in tiles of their own kind, which suit many rows.
     few_rows = 16
-    # Neighbouring tiles of a prompt go to two blocks that share what they read of keys, in the kernel that can do that.
-    pairs = False
 
     def __init__(
         self,
@@ -57,7 +55,7 @@ class AttentionPlan:
         self._lists = cuda.compiled.AttentionPlan(
             sequences=sequences, tokens=tokens, chunks=chunks, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             max_queries=max_queries, window=sliding_window, shared_prefixes=shared_prefixes, uniform=uniform,
-            few_rows=self.few_rows, pairs=self.pairs,
+            few_rows=self.few_rows,
         )  # fmt: skip
         self._memory = torch.zeros(self._lists.list_bytes // 4, dtype=torch.int32, device=device)
         self._partial = torch.empty(self._lists.partial_bytes // 4, dtype=torch.float32, device=device)
@@ -76,7 +74,6 @@ class AttentionPlan:
             cuda.compiled.AttentionPlan(
                 sequences=1, tokens=1, chunks=chunks, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
                 max_queries=max_queries, window=0, shared_prefixes=False, uniform=uniform, few_rows=cls.few_rows,
-                pairs=cls.pairs,
             ).partial_bytes
         )  # fmt: skip
 

@@ -49,7 +49,7 @@ struct Products {
 struct Block {
   std::unique_ptr<char[]> memory;
   char* shared = nullptr;
-  int bytes = 0, rank = 0, running = 0;  // threads
+  int bytes = 0, rank = 0;
   Index index;
   std::map<uint32_t, Barrier> barriers;
   std::map<int, Meeting> named;
@@ -119,10 +119,7 @@ void meet(Meeting& m, int place, int count, void* given, F&& together) {
 inline Meeting& own_warpgroup() { return current->block->warpgroups[current->thread.x / 128]; }
 inline Products& own_products() { return current->block->products[current->thread.x / 128]; }
 
-#ifndef EMULATED_SHARED
-#define EMULATED_SHARED 4352
-#endif
-constexpr int kShared = EMULATED_SHARED;  // where shared memory begins: no multiple of what swizzled copies need, if not asked for
+constexpr int kShared = 4352;  // where shared memory begins: no multiple of what swizzled copies need
 inline uint32_t shared_offset(const void* p) { return uint32_t(static_cast<const char*>(p) - current->block->shared) + kShared; }
 inline char* shared_of(Block* block, uint32_t address, int bytes) {
   const int64_t at = int64_t(address) - kShared;
@@ -151,7 +148,7 @@ inline void land_some(bool all_of_one) {
 inline EMULATED std::function<void()>* entry;
 inline void fiber_main() {
   (*entry)();
-  current->done = true, --current->block->running;
+  current->done = true;
   steps_without_progress = 0;
   yield();
 }
@@ -170,8 +167,7 @@ inline void launch(Index grid, int threads, int shared_bytes, int cluster, std::
       block.memory.reset(new char[shared_bytes + 2048]);
       std::memset(block.memory.get(), 0xff, shared_bytes + 2048);
       block.shared = block.memory.get() + (-reinterpret_cast<uintptr_t>(block.memory.get()) & 127);
-      block.bytes = shared_bytes, block.rank = b, block.running = threads;
-      block.index = {(first + b) % grid.x, first / grid.x, 0};
+      block.bytes = shared_bytes, block.rank = b, block.index = {(first + b) % grid.x, first / grid.x, 0};
       block.warps.resize((threads + 31) / 32), block.waves.resize((threads + 63) / 64), block.warpgroups.resize((threads + 127) / 128);
       block.products.resize(block.warpgroups.size());
       for (Block& other : blocks) block.cluster.push_back(&other);

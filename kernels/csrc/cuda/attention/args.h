@@ -101,7 +101,6 @@ struct AttentionArgs : AttentionOperands {
   float* partial_sums;
   int partial_rows;
   bool decodes, extends;  // which lists the plan has
-  bool pairs;             // the extend items 2 n and 2 n + 1 are neighbouring tiles of one query; the last may be empty
   bool history_ready;     // keys and values of tokens before the queries are older than the stream's previous kernel
 };
 

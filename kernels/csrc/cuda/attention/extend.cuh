@@ -6,8 +6,8 @@
 namespace octavo {
 
 // One tile of packed query rows (token x grouped head) of one KV head, and the keys that its rows see. kParts of them
-// are a tile of the list. Of `together` neighbours each has the keys that any of them sees.
-template <int kKeys, int kRows, int parts = 1, int together = 1>
+// are a tile of the list.
+template <int kKeys, int kRows, int parts = 1>
 struct ExtendTile {
   static constexpr int kParts = parts;
   ExtendItem item;
@@ -21,8 +21,7 @@ struct ExtendTile {
     head = kv_head;
     group = a.heads / a.kv_heads;
     offset = item.context - item.queries;
-    const int next = item.tile / together * together + together;
-    const int last = min(item.queries - 1, (next * kRows - 1) / group);
+    const int last = min(item.queries - 1, (item.tile * kRows + kRows - 1) / group);
     end = max(0, offset + last + 1);
     begin = a.window > 0 ? max(0, lowest(a, item.tile * kRows / group)) / kKeys * kKeys : 0;
   }
@@ -34,12 +33,10 @@ struct ExtendTile {
   }
 };
 
-// The place in its list of the item that a block, or a cluster of them, takes in a round; the first place beyond the list
-// ends the block's work. Back and forth: the block with the longest tile of one round gets the shortest of the next.
-template <int cluster = 1>
+// The place in its list of the item that a block takes in a round; the first place beyond the list ends the block's
+// work. Back and forth: the block with the longest tile of one round gets the shortest of the next.
 __device__ inline int extend_place(int round) {
-  const int takers = int(gridDim.x) / cluster, taker = int(blockIdx.x) / cluster;
-  return round * takers + (round % 2 ? takers - 1 - taker : taker);
+  return round * int(gridDim.x) + (round % 2 ? int(gridDim.x) - 1 - int(blockIdx.x) : int(blockIdx.x));
 }
 
 // The kernel for Hopper, in builds for 90a. cudaErrorInvalidValue: it does not cover these arguments.

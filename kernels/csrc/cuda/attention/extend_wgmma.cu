@@ -7,10 +7,6 @@
 // walked from the last to the first: a row's result depends neither on how its prompt was cut into chunks nor on its
 // neighbours.
 //
-// Where several heads share their keys (`pairs` of the plan), two blocks of a cluster take neighbouring tiles of rows, which see the
-// same tiles of keys but for at most one, masked for one of them: each block copies half of a tile, and the copy engine
-// hands it to both. So half as much comes out of the L2.
-//
 // Nothing looks for the highest score of a tile: a row's weights are relative to the highest score of the first tile
 // that it sees keys of, and stay so until some of them grow beyond what float has room for. Only the sum of its weights
 // matters.
@@ -22,15 +18,13 @@
 #include "attention/cache_map.cuh"
 #include "attention/extend.cuh"
 #include "device/buffer_ring.cuh"
-#include "device/cluster.cuh"
-#include "device/shared_words.cuh"
+#include "device/wgmma.cuh"
 
 namespace octavo {
 namespace {
 
 constexpr int kRows = 64;         // of one consumer
 constexpr int kLoaders = 2 * 32;  // threads that bring queries
-constexpr int kPair = 2;          // blocks that share tiles of keys
 template <int D>
 constexpr int consumers = extend_rows(D) / kRows;  // warpgroups
 template <int D>
@@ -39,8 +33,8 @@ constexpr int threads = (consumers<D> + 1) * kWarpgroup;
 // Keys of one tile: the scores of wider heads leave fewer registers.
 template <int D>
 constexpr int tile_keys = D <= 128 ? 128 : 64;
-template <int D, int kBlocks>
-using Tile = ExtendTile<tile_keys<D>, extend_rows(D), 1, kBlocks>;
+template <int D>
+using Tile = ExtendTile<tile_keys<D>, extend_rows(D)>;
 
 // Named barriers; 0 is __syncthreads.
 enum Named { kCleared = 1, kTurn = 2 };
@@ -48,9 +42,8 @@ enum Named { kCleared = 1, kTurn = 2 };
 // The items of a block in their order. Many keys take a few heads at a time, so many that what all prompts have of them
 // lies in the half of the L2 cache that is near, but at least enough for some rounds of items. Tiles come longest first
 // for the last of these sets of heads and by turns before it, so that neighbouring sets meet with tiles of one length
-// and the blocks' shares stay equal. (Not for heads of 64: what the compiler then makes of their softmax is slower.) kBlocks of them, one after the other in the
-// list, are those of a cluster.
-template <int D, int kBlocks>
+// and the blocks' shares stay equal. (Not for heads of 64: what the compiler then makes of their softmax is slower.)
+template <int D>
 class Work {
  public:
   __device__ Work(const AttentionArgs& args) : a(args), items(a.header->extend_items), heads(a.kv_heads), last_set(0) {
@@ -66,12 +59,11 @@ class Work {
       last_set = (a.kv_heads - 1) / heads;
     }
   }
-  __device__ bool has(int round) const { return extend_place<kBlocks>(round) < items / kBlocks * a.kv_heads; }
-  __device__ Tile<D, kBlocks> at(int round) const {
-    const int parts = items / kBlocks, place = extend_place<kBlocks>(round), set = place / (parts * heads);
-    const int first = set * heads, rest = place - parts * first, width = min(heads, a.kv_heads - first);
-    const int index = rest / width, part = kTurns && (last_set - set) % 2 ? parts - 1 - index : index;
-    return Tile<D, kBlocks>(a, part * kBlocks + int(blockIdx.x) % kBlocks, first + rest % width);
+  __device__ bool has(int round) const { return extend_place(round) < items * a.kv_heads; }
+  __device__ Tile<D> at(int round) const {
+    const int place = extend_place(round), set = place / (items * heads), first = set * heads;
+    const int rest = place - items * first, width = min(heads, a.kv_heads - first), index = rest / width;
+    return Tile<D>(a, kTurns && (last_set - set) % 2 ? items - 1 - index : index, first + rest % width);
   }
 
  private:
@@ -96,6 +88,30 @@ struct alignas(16) Record {
 };
 enum Place { kRowsOf = 0, kKeysOf = 16, kQueryOf = 32, kMoreOf = 44, kMaskedOf = 48 };  // bytes
 constexpr int kRecords = 4;  // an item is stored while the queries of the next but one come
+__device__ inline int4 record_words(uint32_t address) {
+  int4 w;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+               : "r"(address)
+               : "memory");
+  return w;
+}
+__device__ inline int2 record_pair(uint32_t address) {
+  int2 w;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(w.x), "=r"(w.y) : "r"(address) : "memory");
+  return w;
+}
+__device__ inline int record_word(uint32_t address) {
+  int w;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w) : "r"(address) : "memory");
+  return w;
+}
+__device__ inline void set_record_pair(uint32_t address, int x, int y) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
+}
+__device__ inline void set_record_words(uint32_t address, int x, int y, int z, int w) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
 // The query of a packed row: a quotient without a division, exact for rows below 2^32 / group.
 __device__ inline int query_of(int row, uint32_t inverse) {
   return inverse ? int(__umulhi(uint32_t(row), inverse)) : row;
@@ -126,15 +142,13 @@ struct Rings {
 
 #if OCTAVO_WGMMA
 
-// One warp brings the tiles of keys, or of values, of all items of its block; of a pair, half of their columns to both.
-template <int D, int kBlocks>
+// One warp brings the tiles of keys, or of values, of all items of its block.
+template <int D>
 __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int box, uint32_t tiles, BufferRing ring) {
   using L = Layout<D>;
   const int lane = threadIdx.x % 32, slices = L::kKeys / box, shift = __ffs(a.cache.block_size) - 1;
   const int part = lane / slices, ahead = lane % slices * box;  // a lane brings `box` tokens from there on
-  static_assert(L::kParts % kBlocks == 0);
-  const bool mine = part % kBlocks == int(blockIdx.x) % kBlocks;
-  const Work<D, kBlocks> work(a);
+  const Work<D> work(a);
   for (int round = 0; work.has(round); ++round) {
     const auto t = work.at(round);
     const int lowest = max(0, t.lowest(a, t.item.tile * L::kTileRows / t.group));
@@ -147,23 +161,17 @@ __device__ void bring_tiles(const AttentionArgs& a, const CUtensorMap& map, int 
       ring.await_empty();
       if (lane == 0) barrier_expect(ring.full_now(), boxes * box * L::kRowBytes);
       __syncwarp();
-      if (wanted && mine) {
-        const uint32_t to = tiles + ring.stage * L::kTileBytes + (part * L::kKeys + ahead) * L::kRowBytes;
-        const int row = position & (a.cache.block_size - 1);
-        if constexpr (kBlocks > 1)
-          copy_box(to, map, part, row, t.head, block, ring.full_now(), uint16_t((1 << kBlocks) - 1));
-        else
-          copy_box(to, map, part, row, t.head, block, ring.full_now());
-      }
+      if (wanted)
+        copy_box(tiles + ring.stage * L::kTileBytes + (part * L::kKeys + ahead) * L::kRowBytes, map, part,
+                 position & (a.cache.block_size - 1), t.head, block, ring.full_now());
       ring.advance();
     }
   }
-  if (kBlocks > 1) ring.drain();  // an arrival at a block that has ended is a fault
 }
 
 // Two warps bring the queries: rows of a tile lie apart in memory. Rows beyond the last query stay what they
 // were: their results are not read.
-template <class T, int D, int kBlocks>
+template <class T, int D>
 __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, const BufferRing& ring) {
   using L = Layout<D>;
   constexpr int units = D / 8, step = kLoaders / units;
@@ -173,7 +181,7 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, const Bu
   const int heads = step % group;
   const uint32_t along = uint32_t(step / group * a.q_stride + heads * D) * 2;
   const uint32_t across = along + uint32_t(a.q_stride - group * D) * 2;
-  const Work<D, kBlocks> work(a);
+  const Work<D> work(a);
   for (int round = 0; work.has(round); ++round) {
     const auto t = work.at(round);
     const int first = t.item.tile * L::kTileRows;
@@ -181,13 +189,13 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, const Bu
     barrier_wait(ring.empty + 8 * stage, round / L::kQueryStages % 2 ^ 1);
     const uint32_t record = queries + L::kRecordsAt + round % kRecords * int(sizeof(Record));
     if (thread == 0) {
-      store_four(record + kRowsOf, first, t.offset, t.item.queries, t.head * group);
-      store_four(record + kKeysOf, t.begin, t.last(), t.item.context, t.lowest(a, query_of(first, inverse)));
-      store_four(record + kQueryOf, t.item.query_row, group, int(inverse), work.has(round + 1));
+      set_record_words(record + kRowsOf, first, t.offset, t.item.queries, t.head * group);
+      set_record_words(record + kKeysOf, t.begin, t.last(), t.item.context, t.lowest(a, query_of(first, inverse)));
+      set_record_words(record + kQueryOf, t.item.query_row, group, int(inverse), work.has(round + 1));
     }
     if (thread < consumers<D>) {
       const int begin = first + thread * kRows;
-      store_pair(record + kMaskedOf + 8 * thread, t.offset + query_of(begin, inverse) - L::kKeys + 1,
+      set_record_pair(record + kMaskedOf + 8 * thread, t.offset + query_of(begin, inverse) - L::kKeys + 1,
                       t.lowest(a, query_of(begin + kRows - 1, inverse)));
     }
     const int rows = thread < step * units ? min(L::kTileRows, t.item.queries * group - first) : 0;
@@ -211,7 +219,7 @@ __device__ void bring_queries(const AttentionArgs& a, uint32_t queries, const Bu
 }
 
 // One consumer warpgroup's rows of one tile.
-template <class T, int D, int kBlocks>
+template <class T, int D>
 struct Consumer {
   using L = Layout<D>;
   static constexpr int kKeys = L::kKeys, kWide = D <= 128 ? D / 2 : 64;  // outputs of one product
@@ -233,7 +241,11 @@ struct Consumer {
       : a(args), shared(base), unit(args.scale * kLog2e), rings(base) {}
 
   // Thread among the consumers. It is read wherever it is needed: what follows from it would take registers, and none are left.
-  __device__ static int thread() { return read_thread() - kWarpgroup; }
+  __device__ static int thread() {
+    int thread;
+    asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
+    return thread - kWarpgroup;
+  }
   __device__ static int warpgroup() { return thread() / kWarpgroup; }
   __device__ static int lane() { return thread() % 32; }
   // Row of the tile, the first of this thread's two.
@@ -244,15 +256,6 @@ struct Consumer {
   __device__ float& out(int i) { return o[i / kWide][i % kWide]; }
   __device__ void release(uint32_t barrier) {
     if (lane() == 0) barrier_arrive_once(barrier);
-  }
-  // Of a tile of keys or values, into which each block of the cluster copies.
-  __device__ void release_tile(uint32_t barrier) {
-    if constexpr (kBlocks == 1) {
-      release(barrier);
-    } else {
-      const int block = lane();
-      if (block < kBlocks) arrive_at(barrier, block);
-    }
   }
 
   // The tensor cores are one consumer's at a time.
@@ -303,7 +306,7 @@ struct Consumer {
   __device__ int lowest(int query, int offset) const { return a.window > 0 ? offset + query - a.window + 1 : 0; }
   __device__ void mask(int token, float (&s)[kKeys / 2]) {
     const int first_row = row();
-    const int4 item = load_four(record() + kRowsOf), more = load_four(record() + kQueryOf);
+    const int4 item = record_words(record() + kRowsOf), more = record_words(record() + kQueryOf);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int query = query_of(item.x + first_row + 8 * r, more.z), before = token + lane() % 4 * 2;
@@ -382,7 +385,8 @@ struct Consumer {
 #pragma unroll 1  // registers are short
     for (int i = threadIdx.x - kWarpgroup; i < kKeys * D / 8; i += consumers<D> * kWarpgroup) {
       const int token = i / L::kUnits % kKeys;
-      if (token < low || token >= high) clear16(v + i * 16);
+      if (token < low || token >= high)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + i * 16), "r"(0) : "memory");
     }
     fence_bulk();
     barrier_sync(kCleared, consumers<D> * kWarpgroup);
@@ -397,7 +401,7 @@ struct Consumer {
   }
   // A further tile: its scores, and under them the previous tile's values.
   __device__ void step(int token) {
-    const int2 range = load_pair(record() + kMaskedOf + 8 * warpgroup());
+    const int2 range = record_pair(record() + kMaskedOf + 8 * warpgroup());
     const bool masked = token >= range.x || token < range.y;
     if (!keys_there) rings.keys.await_full();
     take_turn();
@@ -406,7 +410,7 @@ struct Consumer {
     weigh();
     pass_turn();
     products_wait<1>(s);
-    release_tile(rings.keys.empty_now());
+    release(rings.keys.empty_now());
     rings.keys.advance();
     const uint32_t done = rings.values.empty_now();
     rings.values.advance();
@@ -418,13 +422,13 @@ struct Consumer {
     if (D < 128 ? !values_there : !(values_there && sum[0] + sum[1] >= 0.0f))
       rings.values.await_full();
     weighed();
-    release_tile(done);
+    release(done);
     pack_weights(p);
   }
 
   // Everything of an item but its first tile's scores, which are at hand, and its last tile's values.
   __device__ void attend(float (&s)[kKeys / 2]) {
-    const int4 keys = load_four(record() + kKeysOf);
+    const int4 keys = record_words(record() + kKeysOf);
     int token = keys.y;
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) out(i) = 0.0f;
@@ -437,25 +441,25 @@ struct Consumer {
     pack_weights(p);
     if (!values_there) rings.values.await_full();
     if (token + kKeys > keys.z) clear(keys.w - token, keys.z - token);
-    for (token -= kKeys; token >= load_one(record() + kKeysOf); token -= kKeys) step(token);
-    const int4 again = load_four(record() + kKeysOf);
+    for (token -= kKeys; token >= record_word(record() + kKeysOf); token -= kKeys) step(token);
+    const int4 again = record_words(record() + kKeysOf);
     if (again.w > again.x) clear(again.w - again.x, again.z - again.x);
   }
 
   // All items of the block. An item's last values are multiplied under the next one's first scores.
   __device__ void run() {
-    if (!Work<D, kBlocks>(a).has(0)) return;
+    if (!Work<D>(a).has(0)) return;
     float s[kKeys / 2];
     barrier_wait(rings.queries.full, 0);
     rings.keys.await_full();
     score(s);
     products_wait<0>(s);
     for (bool more = true; more; ++item) {
-      release_tile(rings.keys.empty_now());
+      release(rings.keys.empty_now());
       rings.keys.advance();
       attend(s);
       release(rings.queries.empty + 8 * queries_stage());
-      more = load_one(record() + kMoreOf);
+      more = record_word(record() + kMoreOf);
       ++item;
       if (more) {
         barrier_wait(rings.queries.full + 8 * queries_stage(), queries_parity());
@@ -467,7 +471,7 @@ struct Consumer {
       pass_turn();
       products_wait<1>(s);
       weighed();
-      release_tile(rings.values.empty_now());
+      release(rings.values.empty_now());
       rings.values.advance();
       --item;
       store();
@@ -475,7 +479,7 @@ struct Consumer {
   }
 
   __device__ void store() {
-    const int4 item = load_four(record() + kRowsOf), more = load_four(record() + kQueryOf);
+    const int4 item = record_words(record() + kRowsOf), more = record_words(record() + kQueryOf);
     const int quad = lane() % 4, first_row = row();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -508,7 +512,7 @@ struct Consumer {
 
 #endif
 
-template <class T, int D, int kBlocks>
+template <class T, int D>
 __global__ void __launch_bounds__(threads<D>, 1)
     extend_wgmma_kernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ CUtensorMap keys,
                         const __grid_constant__ CUtensorMap values, int box) {
@@ -519,39 +523,39 @@ __global__ void __launch_bounds__(threads<D>, 1)
   const Rings<D> rings(shared);
   if (threadIdx.x == 0) {
     rings.queries.init(kLoaders, 4 * consumers<D>);
-    rings.keys.init(1, kBlocks * 4 * consumers<D>), rings.values.init(1, kBlocks * 4 * consumers<D>);
-    kBlocks > 1 ? fence_barriers() : fence_bulk();
+    rings.keys.init(1, 4 * consumers<D>), rings.values.init(1, 4 * consumers<D>);
+    fence_bulk();
   }
-  kBlocks > 1 ? cluster_meet() : __syncthreads();
+  __syncthreads();
   wait_for_previous_kernel();
   launch_next_kernel();
   const int warp = threadIdx.x / 32;
   if (warp < 4) {
     give_registers<consumers<D> == 3 ? 32 : 40>();
     if (warp == 0)
-      bring_tiles<D, kBlocks>(a, keys, box, shared + L::kKeysAt, rings.keys);
+      bring_tiles<D>(a, keys, box, shared + L::kKeysAt, rings.keys);
     else if (warp == 1)
-      bring_tiles<D, kBlocks>(a, values, box, shared + L::kValuesAt, rings.values);
+      bring_tiles<D>(a, values, box, shared + L::kValuesAt, rings.values);
     else
-      bring_queries<T, D, kBlocks>(a, shared, rings.queries);
+      bring_queries<T, D>(a, shared, rings.queries);
   } else {
     take_registers<consumers<D> == 3 ? 160 : 232>();
-    Consumer<T, D, kBlocks> consumer(a, shared);
+    Consumer<T, D> consumer(a, shared);
     if (consumer.warpgroup() == consumers<D> - 1) barrier_arrive(kTurn, 2 * kWarpgroup);
     consumer.run();
   }
 #endif
 }
 
-template <class T, int D, int kBlocks = 1>
+template <class T, int D>
 cudaError_t launch(const AttentionArgs& a, const Device& device, cudaStream_t stream) {
   const int box = a.cache.block_size < tile_keys<D> ? a.cache.block_size : tile_keys<D>;
   CUtensorMap keys, values;
   cudaError_t error = describe_cache(keys, a, 0, box);
   if (error == cudaSuccess) error = describe_cache(values, a, a.cache.kv_stride, box);
   if (error != cudaSuccess) return error;
-  const Launch how{dim3(device.multiprocessors / kBlocks * kBlocks), threads<D>, Layout<D>::kBytes, kBlocks};
-  return launch_after(extend_wgmma_kernel<T, D, kBlocks>, how, stream, a, keys, values, box);
+  const Launch how{dim3(device.multiprocessors), threads<D>, Layout<D>::kBytes};
+  return launch_after(extend_wgmma_kernel<T, D>, how, stream, a, keys, values, box);
 }
 
 }  // namespace
@@ -565,7 +569,7 @@ cudaError_t extend_attention_wgmma(const AttentionArgs& a, cudaStream_t stream) 
     switch (a.head_dim) {
       case 64: return launch<T, 64>(a, device, stream);
       case 96: return launch<T, 96>(a, device, stream);
-      case 128: return a.pairs ? launch<T, 128, kPair>(a, device, stream) : launch<T, 128>(a, device, stream);
+      case 128: return launch<T, 128>(a, device, stream);
       case 256: return launch<T, 256>(a, device, stream);
       default: return cudaErrorInvalidValue;
     }

@@ -104,7 +104,6 @@ __device__ Sequence describe(const PlanArgs& a, int s) {
   const bool split = is_split(q.context, q.queries, a.group) && a.window == 0 && a.group <= a.decode_rows;
   if (rows > a.decode_rows && !split) {
     q.tiles = (rows + extend_rows(a.head_dim) - 1) / extend_rows(a.head_dim);
-    if (a.pairs) q.tiles += q.tiles % 2;
     return q;
   }
   q.part_queries = a.decode_rows / a.group, q.parts = (q.queries + q.part_queries - 1) / q.part_queries;
@@ -255,13 +254,13 @@ __device__ void list_rows(const PlanArgs& a, const Sequence& q, int first_partia
 }
 
 // Whole chunks come first in the list of decode items, of them those of runs, and partial ones last, so that the short ones
-// fill the end of the launch. Extend tiles, or pairs of them, are sorted by the keys they see, most first.
+// fill the end of the launch. Extend tiles are sorted by the keys they see, most first.
 __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   __shared__ Counts starts[kThreads];
   __shared__ Sequence sequences[kThreads];
   __shared__ int buckets[kBuckets], highest, decode_tokens;
   __shared__ GroupTotals groups;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, together = a.pairs ? 2 : 1;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   wait_for_previous_kernel();  // and no early launch of the next: attention reads the lists before it waits
   if (threadIdx.x < kBuckets) buckets[threadIdx.x] = 0;
   if (threadIdx.x == 0) highest = decode_tokens = 0, groups = {};
@@ -301,8 +300,7 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
   if (all.tiles > 0) {
     for (int s = warp; s < a.sequences; s += kThreads / 32) {
       const Sequence q = describe(a, s);
-      for (int t = lane * together; t < q.tiles; t += 32 * together)
-        atomicAdd(&buckets[bucket(cost(a, q, t + together - 1), highest)], together);
+      for (int t = lane; t < q.tiles; t += 32) atomicAdd(&buckets[bucket(cost(a, q, t), highest)], 1);
     }
     __syncthreads();
     if (threadIdx.x == 0)
@@ -344,10 +342,9 @@ __global__ void __launch_bounds__(kThreads, 1) plan_kernel(const PlanArgs a) {
       const Tiles own = q.own_tiles();
       for (int n = lane; n < own.count(); n += 32)
         a.prefix[prefix_items + at.prefix + n] = own.item(a, n, base + i, q.joint, 1, kOwnRows, q.queries * a.group);
-      for (int t = lane * together; t < q.tiles; t += 32 * together) {
-        const int place = atomicAdd(&buckets[bucket(cost(a, q, t + together - 1), highest)], together);
-        for (int n = 0; n < together; ++n) a.extend[place + n] = {base + i, t + n, q.context, q.row, q.queries, {0, 0, 0}};
-      }
+      for (int t = lane; t < q.tiles; t += 32)
+        a.extend[atomicAdd(&buckets[bucket(cost(a, q, t), highest)], 1)] = {base + i, t, q.context, q.row, q.queries,
+                                                                            {0, 0, 0}};
     }
     __syncthreads();
   }

@@ -15,7 +15,6 @@ struct PlanShape {
   int window;       // 0: unbounded
   bool shared_prefixes, uniform;
   int few_rows;  // a group with more query rows goes to the prefix kernel
-  bool pairs;    // whether tiles of prompts may be listed in pairs
 };
 
 // A plan: what its layers do, and its lists in memory that the caller provides.
@@ -28,7 +27,6 @@ class AttentionPlan {
   const bool decodes;   // whether sequences of few queries go to the decode kernel
   const bool extends;   // whether there may be longer ones
   const bool groups;    // whether prefixes that sequences share are read once
-  const bool pairs;     // whether neighbouring tiles of a query stand side by side
   const int rows;       // of queries, the most of a decode item
   const int chunks, tiles;  // the most in the lists
   const int spared;         // in batches of up to so many sequences no group ever has tiles
@@ -81,7 +79,6 @@ struct PlanArgs {
   GroupState* group_states;  // [sequence_capacity]
   GroupRow* rows;            // of all groups: kSplitRows or decode_rows a sequence, whichever is more
   int few_rows;              // a group with more rows than these goes to the prefix kernel
-  bool pairs;                // extend tiles are listed in twos: an odd one is followed by one without rows
   int run_blocks;            // of the decode kernel, each of which has as many runs
   int alone_items;           // from so many on warps take short ones alone
   int run_multiprocessors;   // those of a chip whose prefix kernel merges runs; otherwise 0

@@ -20,10 +20,9 @@ AttentionPlan::AttentionPlan(const PlanShape& s)
       decodes(group <= few_of(s)),
       extends(group * int64_t(s.max_queries) > few_of(s)),
       groups(s.shared_prefixes && decodes && s.window == 0),
-      pairs(s.pairs && group > 1 && s.head_dim == 128 && s.window == 0),
       rows(int(std::min<int64_t>(group * int64_t(s.max_queries), few_of(s)))),
       chunks(decodes ? s.chunks : 0),
-      tiles(extends ? (pairs ? 2 : 1) * s.sequences + int(int64_t(s.tokens) * group / extend_rows(s.head_dim)) : 0),
+      tiles(extends ? s.sequences + int(int64_t(s.tokens) * group / extend_rows(s.head_dim)) : 0),
       spared(extends ? 0 : without_tiles()) {
   place(nullptr, nullptr);
 }
@@ -65,14 +64,14 @@ PlanArgs AttentionPlan::args() const {
   a.head_dim = shape.head_dim, a.kv_heads = shape.kv_heads;
   a.header = header_, a.decode = decode_, a.folds = folds_, a.extend = extend_;
   a.prefix = prefix_, a.group_states = group_states_, a.rows = group_rows_;
-  a.few_rows = shape.few_rows, a.pairs = pairs;
+  a.few_rows = shape.few_rows;
   a.decode_capacity = chunks, a.extend_capacity = tiles, a.sequence_capacity = shape.sequences;
   return a;
 }
 
 void AttentionPlan::fill(AttentionArgs& a) const {
   a.header = header_, a.decode = decode_, a.folds = folds_, a.extend = extend_;
-  a.prefix = prefix_, a.rows = group_rows_, a.pairs = pairs;
+  a.prefix = prefix_, a.rows = group_rows_;
   a.partial = partial_, a.partial_sums = partial_ + partial_rows() * shape.head_dim, a.partial_rows = rows;
 }
 

@@ -21,15 +21,6 @@ __device__ inline void copy_rows(uint32_t shared, const CUtensorMap& map, int de
       "l"(&map), "r"(depth), "r"(row), "r"(barrier), "h"(blocks)
       : "memory");
 }
-// Likewise of a tensor of five dimensions.
-__device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int column, int token, int head, int block,
-                                uint32_t barrier, uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
-      "{%2,%3,%4,%5,%6}], [%7], %8;" ::"r"(shared),
-      "l"(&map), "r"(0), "r"(column), "r"(token), "r"(head), "r"(block), "r"(barrier), "h"(blocks)
-      : "memory");
-}
 // Copies a box of a tensor of three dimensions to this block.
 __device__ inline void copy_box(uint32_t shared, const CUtensorMap& map, int first, int second, int third, uint32_t barrier) {
   asm volatile(

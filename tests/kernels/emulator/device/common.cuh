@@ -83,11 +83,6 @@ inline unsigned __ballot_sync(unsigned, bool value) {
   for (int step = 16; step > 0; step /= 2) all |= __shfl_xor_sync(0, all, step);
   return all;
 }
-inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
-inline uint32_t __funnelshift_lc(uint32_t low, uint32_t high, uint32_t shift) {
-  return uint32_t((uint64_t(high) << 32 | low) << min(shift, 32u) >> 32);
-}
-inline void __trap() { emulator::fail("a kernel that gave up"); }
 inline int __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline int __ffs(unsigned bits) { return __builtin_ffs(int(bits)); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
@@ -138,9 +133,7 @@ cudaError_t with_dtype(Dtype dtype, F&& f) {
   return with_half(dtype, f);
 }
 
-constexpr int swizzle_units(int units, int token, int unit) {
-  return units % 8 == 0 ? (unit & ~7) + ((unit ^ token) & 7) : units % 4 == 0 ? (unit & ~3) + ((unit ^ token >> 1) & 3) : unit;
-}
+constexpr int swizzle_units(int units, int token, int unit) { return units % 8 ? unit : (unit & ~7) + ((unit ^ token) & 7); }
 
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) { return __bfloat162float(x); }
@@ -171,9 +164,8 @@ struct alignas(N * sizeof(T) % 16 == 0 ? 16 : N * sizeof(T) % 8 == 0 ? 8 : N * s
     Elements {
   T at[N];
 };
-template <int lanes = 32>
-float warp_sum(float x) {
-  for (int step = lanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(0, x, step);
+inline float warp_sum(float x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0, x, step);
   return x;
 }
 inline void transpose_quad(uint32_t (&words)[4]) {
@@ -309,11 +301,6 @@ void wait_copies() {
 inline void barrier_sync(int id, int threads) {
   emulator::meet(emulator::current->block->named[id], 0, threads, nullptr, [](auto&) {});
 }
-// As that, without waiting for the others.
-inline void barrier_arrive(int id, int threads) {
-  auto& m = emulator::current->block->named[id];
-  if (++m.arrived == threads) m.arrived = 0, ++m.generation, emulator::steps_without_progress = 0;
-}
 inline void barrier_init(uint32_t barrier, int count) {
   emulator::shared_of(emulator::current->block, barrier, 8);
   emulator::current->block->barriers[barrier] = {count, count, 0, 0};
@@ -328,9 +315,6 @@ inline void barrier_expect(uint32_t barrier, uint32_t bytes) { arrive(emulator::
 inline void barrier_arrive_once(uint32_t barrier) { arrive(emulator::current->block, barrier, 0); }
 inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   while (emulator::barrier_at(emulator::current->block, barrier).phase == (parity & 1)) emulator::yield();
-}
-inline bool barrier_is_over(uint32_t barrier, uint32_t parity) {
-  return emulator::barrier_at(emulator::current->block, barrier).phase != (parity & 1);
 }
 // A copy to a block, whose barrier hears of it.
 template <class F>
@@ -347,8 +331,6 @@ inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint3
   char* to = emulator::shared_of(emulator::current->block, shared, int(bytes));
   copy_later(emulator::current->block, barrier, bytes, [=] { std::memcpy(to, global, bytes); });
 }
-inline void add_released(int* to, int count) { *to += count; }
-inline int load_acquired(const int* from) { return *from; }
 inline uint64_t read_once_policy() { return 0; }
 inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier, uint64_t) {
   copy_bulk(shared, global, bytes, barrier);
@@ -403,7 +385,4 @@ cudaError_t launch_after(void (*kernel)(Parameters...), const Launch& how, cudaS
 
 inline unsigned atomicOr(unsigned* at, unsigned bits) { return std::exchange(*at, *at | bits); }
 inline unsigned atomicAdd(unsigned* at, unsigned count) { return std::exchange(*at, *at + count); }
-inline int atomicAdd(int* at, int count) { return std::exchange(*at, *at + count); }
-inline int atomicMax(int* at, int other) { return std::exchange(*at, max(*at, other)); }
-inline int atomicMin(int* at, int other) { return std::exchange(*at, min(*at, other)); }
 inline void __syncthreads() { octavo::barrier_sync(0, emulator::block_size.x); }

@@ -37,18 +37,4 @@ bool describe_tensor(CUtensorMap& map, const void* data, const cuuint64_t (&size
   return true;
 }
 
-// The driver's function, as far as a kernel asks it itself.
-using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
-inline TensorMapEncoder tensor_map_encoder() {
-  return [](CUtensorMap* map, CUtensorMapDataType element, cuuint32_t, void* data, const cuuint64_t* sizes,
-            const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
-            CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-    cuuint64_t all[5], apart[4];
-    cuuint32_t boxes[5];
-    std::copy_n(sizes, 5, all), std::copy_n(strides, 4, apart), std::copy_n(box, 5, boxes);
-    const auto rows = swizzle == CU_TENSOR_MAP_SWIZZLE_NONE ? BoxRows::dense : BoxRows::swizzled;
-    return describe_tensor(*map, data, all, apart, boxes, element, rows) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  };
-}
-
 }  // namespace octavo

@@ -10,18 +10,15 @@
 
 namespace octavo {
 
-// Where the swizzle of 128 bytes puts a byte: bits 4 to 6 of the address, exclusive-or bits 7 to 9; that of 64 bytes: two of each.
-inline uint32_t swizzled(uint32_t address, int row = 128) { return address ^ (address >> 7 & (row / 16 - 1)) << 4; }
+// Where the swizzle of 128 bytes puts a byte: bits 4 to 6 of the address, exclusive-or bits 7 to 9.
+inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
-// Units, a bit for rows of 64 bytes, and above them the bytes between atoms across the rows.
-constexpr uint32_t kShortRows = 1u << 31;
+// Units, and above them the bytes between atoms across the rows.
 template <int row>
 uint64_t operand(uint32_t units, uint32_t columns = 16) {
-  static_assert(row == 128 || row == 64);
-  return (row == 64 ? units | kShortRows : units) | uint64_t(columns) << 32;
+  static_assert(row == 128);
+  return units | uint64_t(columns) << 32;
 }
-inline int row_of(uint64_t units) { return units & kShortRows ? 64 : 128; }
-inline uint32_t address_of(uint64_t units) { return uint32_t(units & ~kShortRows) * 16; }
 inline uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
 inline void products_begin() {}
 inline void products_commit() {
@@ -48,25 +45,25 @@ void products_wait(float (&)[N]) {
 
 // Operands in shared memory: rows along the 16, or across these, along the columns.
 template <class T>
-float2 pair_at(uint32_t at, int row) {
+float2 pair_at(uint32_t at) {
   uint32_t word;
-  std::memcpy(&word, emulator::shared_of(emulator::current->block, swizzled(at, row), 4), 4);
+  std::memcpy(&word, emulator::shared_of(emulator::current->block, swizzled(at), 4), 4);
   return unpack<T>(word);
 }
 template <class T>
 void read_rows(uint64_t units, int rows, float (*to)[16]) {
-  for (int n = 0, row = row_of(units); n < rows; ++n)
+  for (int n = 0; n < rows; ++n)
     for (int k = 0; k < 16; k += 2) {
-      const float2 pair = pair_at<T>(address_of(units) + n * row + k * 2, row);
+      const float2 pair = pair_at<T>(uint32_t(units) * 16 + n / 8 * 1024 + n % 8 * 128 + k * 2);
       to[n][k] = pair.x, to[n][k + 1] = pair.y;
     }
 }
 template <class T>
 void read_across(uint64_t units, int columns, float (*to)[16]) {
-  for (int k = 0, row = row_of(units), across = row / 2; k < 16; ++k)
+  for (int k = 0; k < 16; ++k)
     for (int n = 0; n < columns; n += 2) {
-      const uint32_t atom = n / across * uint32_t(units >> 32);
-      const float2 pair = pair_at<T>(address_of(units) + atom + k * row + n % across * 2, row);
+      const uint32_t atom = n / 64 * uint32_t(units >> 32) + k / 8 * 1024;
+      const float2 pair = pair_at<T>(uint32_t(units) * 16 + atom + k % 8 * 128 + n % 64 * 2);
       to[n][k] = pair.x, to[n + 1][k] = pair.y;
     }
 }
