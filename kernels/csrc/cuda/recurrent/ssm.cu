@@ -51,7 +51,7 @@ bool walks_far(const SsmArgs& a) { return !a.room.data && a.step.rows > 2 * a.st
 template <class T>
 cudaError_t launch_rows(const SsmArgs& a, int multiprocessors, cudaStream_t stream) {
   const int sequences = a.step.moves.sequences, heads = sequences * a.heads;
-  if (heads * a.head_dim / 64 <= multiprocessors) return launch<T, Cut<kRows, 2, 4, 2, 2>>(a, stream);
+  if (heads * a.head_dim / 64 <= multiprocessors / 2) return launch<T, Cut<kRows, 2, 4, 2, 2>>(a, stream);
   if (walks_far(a)) return launch<T, Cut<kRows, 4, 4, 2, 1>>(a, stream);
   if constexpr (sizeof(T) == 2)
     if (heads > 2 * multiprocessors && a.head_dim == kStreamed) return launch_stream<T, Stream<4, 2>>(a, multiprocessors, stream);
