@@ -3,6 +3,8 @@ travel to all of them."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from octavo_worker.bench.experts import skew_routing
@@ -17,6 +19,8 @@ def draw_weights(decoder: torch.nn.Module, skew: float = 0.0) -> None:
     for name, parameter in decoder.named_parameters():
         if parameter.dtype in (torch.bfloat16, torch.float16, torch.float32) and "scale" not in name:
             source.read(name, parameter.data)
+            if name.endswith(".A"):  # Mamba2's, which octavo and vLLM's other layers keep as a logarithm of norms' size
+                parameter.data.fill_(-math.e)
             if name.endswith(ROUTERS):
                 skew_routing(parameter.data, skew)
         elif not parameter.dtype.is_floating_point:  # codes, several to a number
