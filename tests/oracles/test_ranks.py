@@ -34,6 +34,7 @@ from .zoo import OWN, VOCAB
 FAMILIES = sorted(OWN)
 CLOSE = 2e-5
 CLOSE_MIXED = 5e-5  # a router magnifies what ranks round otherwise
+CLOSE_RECURRENT = 2e-4  # a state carries it on, too: either side is up to 1e-4 away from float64
 END = list(range(0, VOCAB, 9))
 MOST_RUNNING = 3
 
@@ -102,7 +103,8 @@ def test_every_family(name: str, cpu_pair: Callable[[str], Pair], ranked: Callab
     runner = ranked(pair.folder)
     assert runner.numerics == f"{pair.runner.numerics} tp2"
     assert runner.num_blocks == pair.runner.num_blocks
-    close = CLOSE_MIXED if name in MIXED | HYBRID | LATENT or name == "gemma4-mixture" else CLOSE
+    close = CLOSE_MIXED if name in MIXED | LATENT or name == "gemma4-mixture" else CLOSE
+    close = CLOSE_RECURRENT if name in HYBRID else close
     assert_close(Engine(runner).run(all_kinds()), Engine(pair.runner).run(all_kinds()), close)
 
 
