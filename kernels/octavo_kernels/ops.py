@@ -23,6 +23,7 @@ are cut.
 from __future__ import annotations
 
 from octavo_kernels import _cpu
+from octavo_kernels.attention.by_head import HeadProduct, by_head
 from octavo_kernels.attention.latent import check_latent, keep_latent, latent_attention, read_latent, write_latent
 from octavo_kernels.attention.paged import paged_attention, rope_attention
 from octavo_kernels.cache.blocks import (
@@ -72,6 +73,7 @@ __all__ = [
     "Experts",
     "Gate",
     "GatedNorm",
+    "HeadProduct",
     "LayerStates",
     "Moves",
     "Product",
@@ -85,6 +87,7 @@ __all__ = [
     "act",
     "act_and_mul",
     "block_bytes",
+    "by_head",
     "check_block_size",
     "check_latent",
     "combine",

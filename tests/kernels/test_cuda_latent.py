@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_kernels import ops, reference
+from octavo_kernels import cuda, ops, reference
 from octavo_kernels.attention.plan import AttentionPlan
 from octavo_kernels.operands import RmsNorm
+from octavo_kernels.ops import HeadProduct
 
 from .test_latent import CELLS, LENGTHS, ROTARY, TOLERANCE, Rows, check, empty
 
@@ -152,6 +153,52 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut() -> None:
         torch.tensor([0, 40], dtype=torch.int32), [], 16,
     )  # fmt: skip
     assert torch.equal(on_gpu(cut, uniform=True).attend(32), whole[1:41])
+
+
+def head_products(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries of GLM-4.7-Flash before they meet latents, `[T, heads, 256]`, the matrices, and products in float64."""
+    generator = torch.Generator().manual_seed(rows)
+    q = torch.randn(rows, 20, 256, generator=generator).to(dtype).cuda()
+    weight = torch.randn(20 * 512, 192, generator=generator).to(dtype).cuda()
+    return q, weight, torch.einsum("thd,hcd->thc", q[..., :192].double(), weight.double().view(20, 512, 192))
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 32, 64, 65, 200])
+def test_products_by_head(rows: int, dtype: torch.dtype, uniform: bool) -> None:
+    if uniform and (dtype is torch.float32 or not cuda.runs_hopper_code(torch.device("cuda"))):
+        pytest.skip("uniform products have 16 bits, and are for Hopper")
+    q, weight, wanted = head_products(rows, dtype)
+    out = torch.full((rows, 20, 576), float("nan"), dtype=dtype, device="cuda")
+    found = ops.by_head(HeadProduct(q[..., :192], weight, out[..., :512], uniform=uniform))
+    torch.testing.assert_close(found.double(), wanted, atol=20 * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert out[..., 512:].isnan().all()
+    if uniform:
+        one = HeadProduct(q[-1:, :, :192], weight, torch.empty_like(out[:1, :, :512]), uniform=True)
+        assert torch.equal(ops.by_head(one), found[-1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 40, 70])
+def test_a_product_beside_what_is_kept(rows: int, dtype: torch.dtype) -> None:
+    """The same bits as in launches of their own; of the tokens the last have no product."""
+    tokens = rows + 2
+    q, weight, _ = head_products(tokens, dtype)
+    kept, at = torch.randn(tokens, 576).to(dtype).cuda(), torch.arange(tokens).cuda()
+    norm, cos_sin = RmsNorm(torch.randn(512).to(dtype).cuda()), torch.randn(100, 64).cuda()
+    found = []
+    for together in (False, True):
+        out = torch.full((tokens, 20, 576), float("nan"), dtype=dtype, device="cuda")
+        cache = torch.zeros(6, 1, 1, 16 * 576, dtype=dtype, device="cuda")
+        product = HeadProduct(q[:rows, :, :192], weight, out[:rows, :, :512])
+        place = (kept, norm, out, cache, at + 16, at, cos_sin)
+        ops.keep_latent(q[..., 192:], *place, beside=product if together else None)
+        if not together:
+            ops.by_head(product)
+        found.append((out, cache))
+    for alone, beside in zip(*found, strict=True):
+        torch.testing.assert_close(beside, alone, rtol=0, atol=0, equal_nan=True)
 
 
 def test_padding_is_not_kept() -> None:

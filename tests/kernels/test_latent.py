@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo_kernels import ops, reference
 from octavo_kernels.attention.latent import latent_cells
+from octavo_kernels.ops import HeadProduct
 
 CELLS = [torch.int8, torch.float8_e4m3fn]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -200,6 +201,29 @@ def test_operands_that_do_not_fit() -> None:
     packed, place = torch.zeros(2, 4 * 24), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"\(4 \+ 1\) \* 24 columns, not 96"):
         ops.write_latent(packed, torch.empty(2, 4, 24), rows.cache, place, place, torch.ones(4, 8))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_head_has_its_own_matrix(dtype: torch.dtype) -> None:
+    """Heads lie apart, and a row's bits are its own."""
+    x, weight = torch.randn(9, 3, 48).to(dtype)[..., :40], torch.randn(3 * 24, 40).to(dtype)
+    room = torch.full((9, 3, 30), float("nan"), dtype=dtype)
+    out = ops.by_head(HeadProduct(x, weight, room[..., :24]))
+    wanted = torch.einsum("thd,hcd->thc", x.double(), weight.double().view(3, 24, 40))
+    torch.testing.assert_close(out.double(), wanted, atol=20 * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert room[..., 24:].isnan().all()
+    alone = ops.by_head(HeadProduct(x[4:5], weight, torch.empty(1, 3, 24, dtype=dtype)))
+    assert torch.equal(alone, out[4:5])
+
+
+def test_products_by_head_that_do_not_fit() -> None:
+    x, out = torch.zeros(2, 3, 8), torch.zeros(2, 3, 4)
+    with pytest.raises(ValueError, match=r"weight must have shape \[12, 8\]"):
+        ops.by_head(HeadProduct(x, torch.zeros(4, 8), out))
+    with pytest.raises(ValueError, match="rows side by side"):
+        ops.by_head(HeadProduct(x, torch.zeros(12, 16)[:, :8], out))
+    with pytest.raises(TypeError, match="out must be"):
+        ops.by_head(HeadProduct(x, torch.zeros(12, 8), out.bfloat16()))
 
 
 def _others(rows: Rows) -> tuple[Tensor, Tensor, Tensor, list[Tensor], int]:

@@ -11,6 +11,7 @@ from wide_rows import LATENT, SCALE, VALUES, wide_rows
 from octavo_kernels import cuda, ops
 from octavo_kernels.attention.wide import WidePlan
 from octavo_kernels.operands import RmsNorm
+from octavo_kernels.ops import HeadProduct
 
 LENGTHS = ((1, 300), (0, 20), (9, 9), (40, 90))
 """Queries, and the tokens at whose end they are."""
@@ -32,10 +33,12 @@ def wide_heads(lengths: Sequence[tuple[int, int]] = LENGTHS, heads: int = 20) ->
 
 def keep() -> None:
     """A step's rows into the cache, one of them padding, and blocks of them read back."""
-    cache = torch.zeros(3, 1, 1, 16 * LATENT, dtype=torch.bfloat16, device="cuda")
+    cache, out = torch.zeros(3, 1, 1, 16 * LATENT, dtype=torch.bfloat16, device="cuda"), data(4, 3, LATENT)
+    products = HeadProduct(data(4, 3, 192), data(3 * VALUES, 192), out[..., :VALUES])
+    ops.by_head(products)
     ops.keep_latent(
-        data(4, 3, 64), data(4, LATENT), RmsNorm(data(VALUES)), data(4, 3, LATENT), cache,
-        torch.tensor([16, 17, -1, 47]).cuda(), torch.tensor([0, 1, 2, 9]).cuda(), data(10, 64, dtype=torch.float32),
+        data(4, 3, 64), data(4, LATENT), RmsNorm(data(VALUES)), out, cache, torch.tensor([16, 17, -1, 47]).cuda(),
+        torch.tensor([0, 1, 2, 9]).cuda(), data(10, 64, dtype=torch.float32), beside=products,
     )  # fmt: skip
     ops.read_latent(cache, torch.tensor([2, 1], dtype=torch.int32).cuda(), data(32, LATENT), VALUES)
 

@@ -8,6 +8,7 @@
 #include "attention/plan.h"
 #include "cache/args.h"
 #include "device/step.h"
+#include "latent/args.h"
 #include "linear/args.h"
 #include "sampling/args.h"
 #if !OCTAVO_HIP
@@ -22,6 +23,12 @@ struct PlanUse {
   bool groups, decodes, extends;
   bool history_ready;  // see AttentionArgs
 };
+// Heads of rows, and the elements from one row or head to the next.
+struct HeadRows {
+  void* data;
+  int64_t stride, head_stride;
+};
+inline auto fields(HeadRows& x) { return std::tie(x.data, x.stride, x.head_stride); }
 inline auto fields(PlanUse& x) { return std::tie(x.sequences, x.groups, x.decodes, x.extends, x.history_ready); }
 
 // Where a step's inputs are unpacked to.
@@ -97,6 +104,12 @@ LatentRowsArgs latent_rows_args(int dtype, const Rows& q, int64_t q_head, const 
   return a;
 }
 
+ByHeadArgs by_head_args(int dtype, const HeadRows& x, Address weight, const HeadRows& out, int64_t rows, int heads, int columns,
+                        int depth) {
+  return {Dtype(dtype), x.data, at<void>(weight), out.data, x.stride, x.head_stride, out.stride, out.head_stride, rows, heads,
+          columns, depth};
+}
+
 LatentReadArgs latent_read_args(int dtype, const Rows& out, int width, int rank, const Cache& cache, Address blocks,
                                 int64_t count) {
   aligned("out", out, item_size(Dtype(dtype))), aligned("layer_cache", cache.data);
@@ -160,6 +173,11 @@ void define_attention(py::module_& m) {
   m.def("latent_read", launching("latent_read", latent_read_args, latent_read));
   m.def("latent_attention", launching("latent_attention", latent_args, attend_latent));
 #if !OCTAVO_HIP
+  m.def("by_head", launching("by_head", by_head_args, by_head));
+  m.def("latent_queries", [](const py::tuple& rows, const py::tuple& queries, Address stream) {
+    check("latent_queries", latent_queries(from_tuple(latent_rows_args, rows), from_tuple(by_head_args, queries),
+                                           stream_at(stream)));
+  });
   m.def("decode_step", [](const py::tuple& write, const py::tuple& attention, Address stream) {
     DecodeStepArgs a{from_tuple(rope_write_args, write), from_tuple(attention_args, attention), nullptr};
     a.arrivals = attention[7].cast<const AttentionPlan*>()->arrivals();

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import _cpu, checks, cuda
+from octavo_kernels.attention.by_head import HeadProduct, by_head, is_launched, operands, prepare
 from octavo_kernels.attention.plan import AttentionPlan
 from octavo_kernels.attention.wide import VALUES, Plan, WidePlan
 from octavo_kernels.cache.blocks import CELLS, HEAD_DIM_MULTIPLE, SCALE_BYTES, check_block_size
@@ -90,10 +91,12 @@ def keep_latent(
     positions: Tensor,
     cos_sin: Tensor,
     block_size: int = 16,
+    beside: HeadProduct | None = None,
 ) -> None:
     """On CUDA: the RMS norm of each token's latent and the rotary embedding of the key behind it, `kept[T, width]`,
     into the layer's cache; and that of the last values of its queries, `q[T, heads, rotary_dim]`, into the last columns
-    of `q_out[T, heads, width]`, whose others are left alone.
+    of `q_out[T, heads, width]`, whose others are left alone. A product that is independent of this, `beside`, is
+    computed as well, of a few rows in the same launch.
 
     All else is as in `write_latent`, which takes what is normed by then. Raises `TypeError` or `ValueError`, naming the
     argument, for what does not fit together."""
@@ -117,11 +120,17 @@ def keep_latent(
     device = check_devices(
         {"q": q, "kept": kept, "q_out": q_out, "layer_cache": layer_cache, "slots": slots, "positions": positions}
     )
-    cuda.run(
-        "latent_rows", device,
+    rows = (
         dtype, rows_at(q), q.stride(1), rows_at(kept), (0, *norm_at(norm)), rows_at(q_out), tokens, (heads, 1, width),
         cache, slots.data_ptr(), (positions.data_ptr(), *rows_at(cos_sin), rotary_dim),
     )  # fmt: skip
+    if beside is None or not is_launched(beside):
+        cuda.run("latent_rows", device, *rows)
+        if beside is not None:
+            by_head(beside)
+        return
+    prepare(beside)
+    cuda.run("latent_queries", device, rows, operands(beside))
 
 
 def read_latent(layer_cache: Tensor, blocks: Tensor, out: Tensor, values: int, block_size: int = 16) -> Tensor:

@@ -3,6 +3,7 @@
 
 #include <cuda_fp8.h>
 
+#include "attention/args.h"
 #include "device/common.cuh"
 
 namespace octavo {

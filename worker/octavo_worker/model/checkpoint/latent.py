@@ -7,7 +7,7 @@ from dataclasses import replace
 from octavo_worker.model.checkpoint.formats import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.config import DecoderConfig, LatentLayer
-from octavo_worker.model.layers.latent import LatentAttention, LatentWeights, LowRank
+from octavo_worker.model.layers.latent import Entrance, LatentAttention, LatentWeights, LowRankQueries, WholeQueries
 from octavo_worker.model.layers.linear import Linear
 from octavo_worker.model.layers.norm import RmsNorm
 from octavo_worker.model.shards import Shards
@@ -25,23 +25,27 @@ class LatentReader:
         """The attention of the layer whose names begin with `at`, or this rank's heads of it: each rank keeps the whole
         latent."""
         layer = whole if self.shards is None else replace(whole, heads=len(self.shards.heads))
-        queries = self._queries(at, whole)
-        rows, biased = self.config.hidden_size, whole.biased
-        kept = Matrix([at + self.names.kv_down], [whole.width], rows, biased, orders=_orders(whole, whole.rank))
         norm = self._norm(at + self.names.kv_norm, whole.rank, whole)
-        weights = LatentWeights(queries, self.form.linear(kept, self.reader), norm, self._expanding(at, whole))
+        weights = LatentWeights(self._entrance(at, whole), norm, self._expanding(at, whole))
         return LatentAttention(layer, weights, out, self.reader.products)
 
-    def _queries(self, at: str, layer: LatentLayer) -> Linear:
+    def _entrance(self, at: str, layer: LatentLayer) -> Entrance:
         hidden, names, rank = self.config.hidden_size, self.names, layer.query_rank
-        width, depth = layer.plain + layer.rotated, rank or hidden
-        orders, held = _orders(layer, layer.plain), self._held(width, depth)
-        name = at + (names.q if rank is None else names.q_up)
-        last = self.form.linear(Matrix([name], [layer.heads * width], depth, held=held, orders=orders), self.reader)
+        kept, order = at + names.kv_down, _order(layer, layer.rank)
         if rank is None:
-            return last
-        first = self.form.linear(Matrix([at + names.q_down], [rank], hidden, layer.biased), self.reader)
-        return LowRank(first, self._norm(at + names.q_norm, rank, layer), last)
+            queries = self._all_queries(at + names.q, layer, hidden)
+            first = Matrix([kept], [layer.width], hidden, layer.biased, orders=[order])
+            return WholeQueries(queries, self.form.linear(first, self.reader))
+        first = Matrix([at + names.q_down, kept], [rank, layer.width], hidden, layer.biased, orders=[None, order])
+        down = self.form.linear(first, self.reader)
+        norm = self._norm(at + names.q_norm, rank, layer)
+        return LowRankQueries(down, norm, self._all_queries(at + names.q_up, layer, rank))
+
+    def _all_queries(self, name: str, layer: LatentLayer, depth: int) -> Linear:
+        width = layer.plain + layer.rotated
+        held, order = self._held(width, depth), _order(layer, layer.plain)
+        matrix = Matrix([name], [layer.heads * width], depth, held=held, orders=[order])
+        return self.form.linear(matrix, self.reader)
 
     def _expanding(self, at: str, layer: LatentLayer) -> Linear:
         width = layer.plain + layer.value_dim
@@ -57,9 +61,9 @@ class LatentReader:
         return RmsNorm(self.reader.read(f"{name}.weight", size), layer.norm_eps, 0.0)
 
 
-def _orders(layer: LatentLayer, plain: int) -> list[list[int]]:
+def _order(layer: LatentLayer, plain: int) -> list[int] | None:
     """The stored place of each value behind `plain` ones: kernels rotate the first half of values with the second."""
     if not layer.interleaved:
-        return []
+        return None
     end = plain + layer.rotated
-    return [[*range(plain), *range(plain, end, 2), *range(plain + 1, end, 2)]]
+    return [*range(plain), *range(plain, end, 2), *range(plain + 1, end, 2)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Product
+from octavo_kernels.ops import HeadProduct
 from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import LatentLayer
@@ -20,35 +21,57 @@ from octavo_worker.model.layers.tables import Tables
 from octavo_worker.model.transfer import dtype_name
 
 
+class Entrance(Protocol):
+    """The products that a layer begins with."""
+
+    def products(self) -> Mapping[str, Linear]:
+        """By name, in the order in which a step takes them."""
+        ...
+
+    def apply(self, x: Input) -> tuple[Tensor, Tensor]:
+        """Queries of all heads, `[T, heads * (plain + rotated)]`, and what is to be kept, `[T, width]`, before norm and
+        rotation."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class LowRank(Linear):
-    """The product `up` of the norm of the product `down`."""
+class WholeQueries:
+    queries: Linear
+    kept: Linear
+
+    def products(self) -> Mapping[str, Linear]:
+        return {"queries": self.queries, "latent": self.kept}
+
+    def apply(self, x: Input) -> tuple[Tensor, Tensor]:
+        x = Input(x.materialise(), context=x.context)
+        return self.queries.apply(x), self.kept.apply(x)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRankQueries:
+    """Queries are the product `up` of the norm of a product with few columns, the first of `down`; the others are what
+    is kept."""
 
     down: Linear
     norm: RmsNorm
     up: Linear
 
     def products(self) -> Mapping[str, Linear]:
-        """By name, in the order in which a step takes them."""
-        return {"queries: down": self.down, "queries: up": self.up}
+        return {"queries: down, latent": self.down, "queries: up": self.up}
 
-    @property
-    def nbytes(self) -> int:
-        return self.down.nbytes + self.up.nbytes
-
-    def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    def apply(self, x: Input) -> tuple[Tensor, Tensor]:
         made = self.down.apply(x)
-        return self.up.apply(Input(self.norm.apply(made, made), context=x.context), out, residual)
+        rank = len(self.norm.operand.weight)
+        few = made[:, :rank]
+        return self.up.apply(self.norm.defer(few, few, x.context)), made[:, rank:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentWeights:
-    """Parts of latent attention beside its last product: the queries' and the kept row's product, the norm of its
-    latent, and the product that makes keys and values of a latent, for each head the rows of its key, then those of its
-    value."""
+    """Parts of latent attention beside its last product: its first ones, the norm of the latent, and the product that
+    makes keys and values of a latent, for each head the rows of its key, then those of its value."""
 
-    queries: Linear
-    kept: Linear
+    entrance: Entrance
     norm: RmsNorm
     expanding: Linear
 
@@ -62,7 +85,7 @@ class LatentAttention:
     def __init__(self, layer: LatentLayer, weights: LatentWeights, out: Linear, products: Products) -> None:
         """`layer` has the heads of this rank."""
         self.layer, self.out, self.by_products = layer, out, products
-        self.queries, self.latent, self.norm = weights.queries, weights.kept, weights.norm
+        self.entrance, self.norm = weights.entrance, weights.norm
         self.expanding: Linear | None = weights.expanding
         self.to_latent, self.to_values = torch.empty(0), torch.empty(0)
         self.cache, self.cos_sin = torch.empty(0), torch.empty(0)
@@ -99,14 +122,13 @@ class LatentAttention:
 
     def products(self) -> Mapping[str, Linear]:
         """By name, in the order in which a step takes them."""
-        own = self.queries.products() if isinstance(self.queries, LowRank) else {"queries": self.queries}
         expanding = {} if self.expanding is None else {"keys, values": self.expanding}
-        return {**own, "latent": self.latent, **expanding, "out": self.out}
+        return {**self.entrance.products(), **expanding, "out": self.out}
 
     def attend(self, x: Input, b: Buffers, batch: Batch) -> None:
         """Attention into `b.attended[T, heads, value_dim]`."""
         c, expansion = self.layer, batch.expansion
-        q, met = self._keep(Input(x.materialise(), context=x.context), batch)
+        q, met = self._keep(x, batch)
         rows = len(q) if expansion is None else expansion.row
         b.attended = q.new_empty(len(q), c.heads, c.value_dim)
         if rows:
@@ -124,15 +146,15 @@ class LatentAttention:
             cache, tables = batch.stage.gather(cache), batch.stage.tables[: len(tables)]  # with what was just written
         sequences = (tables, own.context_lens, own.query_start)
         ops.latent_attention(q, cache, *sequences, read, c.scale, self.block_size, batch.plans.get(self.shape))
-        self._by_head(read, self.to_values, out)
+        ops.by_head(self._by_head(read, self.to_values, out))
 
     def _keep(self, x: Input, batch: Batch) -> tuple[Tensor, Tensor]:
         """Queries before their rotation, `[T, heads, plain + rotated]`, and, `[T, heads, width]`, as they meet what is
         kept, of which those that are expanded have the rotated part alone; what is kept of the step's tokens is
         written."""
         c = self.layer
-        kept = self.latent.apply(x)
-        q = self.queries.apply(x).view(len(kept), c.heads, c.plain + c.rotated)
+        q, kept = self.entrance.apply(x)
+        q = q.view(len(kept), c.heads, c.plain + c.rotated)
         if self.temperature is not None:  # a rotation is linear: before it is as good as after it
             q.mul_(self.temperature[batch.positions][:, None])
         out = kept.new_empty(len(kept), c.heads, c.width)
@@ -140,9 +162,8 @@ class LatentAttention:
         if kept.is_cpu:
             return q, ops.write_latent(self._packed(q, kept).flatten(1), out, *place)
         rows = len(q) if batch.expansion is None else batch.expansion.row
-        if rows:
-            self._by_head(q[:rows, :, : c.plain], self.to_latent, out[:rows, :, : c.rank])
-        ops.keep_latent(q[..., c.plain :], kept, self.norm.operand, out, *place)
+        queries = self._by_head(q[:rows, :, : c.plain], self.to_latent, out[:rows, :, : c.rank])
+        ops.keep_latent(q[..., c.plain :], kept, self.norm.operand, out, *place, beside=queries)
         return q, out
 
     def _packed(self, q: Tensor, kept: Tensor) -> Tensor:
@@ -150,27 +171,14 @@ class LatentAttention:
         c = self.layer
         packed = kept.new_empty(len(kept), c.heads + 1, c.width)
         queries, key = packed[:, : c.heads], packed[:, c.heads]
-        self._by_head(q[..., : c.plain], self.to_latent, queries[..., : c.rank])
+        ops.by_head(self._by_head(q[..., : c.plain], self.to_latent, queries[..., : c.rank]))
         queries[..., c.rank :] = q[..., c.plain :]
         self.norm.apply(kept[:, : c.rank], key[:, : c.rank])
         key[:, c.rank :] = kept[:, c.rank :]
         return packed
 
-    def _by_head(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """`x[T, heads, depth]` of each head times its part of `weight[heads * columns, depth]`, into
-        `out[T, heads, columns]`."""
-        rows, heads, depth = x.shape
-        if x.is_cpu:
-            starts = torch.arange(heads + 1, dtype=torch.int32) * rows
-            made = ops.grouped_linear(x.transpose(0, 1).reshape(-1, depth), weight, starts)
-            out.copy_(made.view(heads, rows, -1).transpose(0, 1))
-            return
-        matrices = weight.view(heads, -1, depth)
-        if not self.by_products.uniform:
-            torch.bmm(x.transpose(0, 1), matrices.transpose(1, 2), out=out.transpose(0, 1))
-            return
-        for head, matrix in enumerate(matrices):  # cuBLAS may compute a row otherwise in another batch
-            ops.linear(Product(x[:, head], matrix, out=out[:, head], uniform=True, counter=self.by_products.counter))
+    def _by_head(self, x: Tensor, weight: Tensor, out: Tensor) -> HeadProduct:
+        return HeadProduct(x, weight, out, uniform=self.by_products.uniform)
 
     def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
         """The output of `b.attended`, added to the residual stream `b.hidden`, and normalised for what follows."""
