@@ -52,7 +52,7 @@ from octavo_kernels.experts.gpu import (
 from octavo_kernels.experts.grouped import combine, grouped_linear
 from octavo_kernels.experts.route import Assignments, Routing, Score, route, sigmoid
 from octavo_kernels.operands import RmsNorm
-from octavo_kernels.products.activation import ACTIVATIONS, Activation, Gate, act, act_and_mul
+from octavo_kernels.products.activation import ACTIVATIONS, Activation, Gate, HeadGate, act, act_and_mul, gate_heads
 from octavo_kernels.products.linear import gated_linear, linear
 from octavo_kernels.products.norm import layer_norm, rms_norm
 from octavo_kernels.products.product import Product
@@ -73,6 +73,7 @@ __all__ = [
     "Experts",
     "Gate",
     "GatedNorm",
+    "HeadGate",
     "HeadProduct",
     "LayerStates",
     "Moves",
@@ -100,6 +101,7 @@ __all__ = [
     "empty_cache",
     "experts_down",
     "experts_up",
+    "gate_heads",
     "gated_linear",
     "grouped_linear",
     "keep_latent",

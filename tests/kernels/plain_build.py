@@ -12,13 +12,13 @@ import pybind11
 KERNELS = Path(__file__).parents[2] / "kernels"
 CSRC = KERNELS / "csrc"
 OPERATIONS = {
-    "activation", "adjust", "best_part", "carry", "copy_blocks", "latent_attention", "latent_read", "latent_rows",
-    "layer_norm", "logprobs", "paged_attention", "plan_attention", "rms_norm", "rope_write_kv", "sample", "sample_part",
-    "swap_blocks", "unpack_step", "write_kv",
+    "activation", "adjust", "best_part", "carry", "copy_blocks", "head_gate", "latent_attention", "latent_read",
+    "latent_rows", "layer_norm", "logprobs", "paged_attention", "plan_attention", "rms_norm", "rope_write_kv", "sample",
+    "sample_part", "swap_blocks", "unpack_step", "write_kv",
 }  # fmt: skip
 ABSENT = {
-    "coded_few", "coded_tiles", "coded_wide", "decode_step", "dequantise", "exchange_add", "exchange_gather", "linear",
-    "quantise_rows", "w8a8_linear", "w8a8_row",
+    "by_head", "coded_few", "coded_tiles", "coded_wide", "decode_step", "dequantise", "exchange_add", "exchange_gather",
+    "latent_queries", "linear", "quantise_rows", "w8a8_linear", "w8a8_row",
 }  # fmt: skip
 HOST = {"chip", "chunk_count", "only_prompts", "few_queries", "part_queries", "split_queries"}
 

@@ -194,6 +194,20 @@ def test_activations(dtype, kind, width):
     assert_close(ops.act(x.cuda(), kind), reference.act(x.double(), kind), dtype)
 
 
+@pytest.mark.parametrize("kind", ["sigmoid", "softplus"])
+@pytest.mark.parametrize("rows", [0, 1, 33, 3000])
+def test_gates_of_heads(rows, kind):
+    """Those of each head and of each value. Rows of the logits lie apart, as behind queries, keys and values."""
+    activation = {"sigmoid": torch.sigmoid, "softplus": torch.nn.functional.softplus}[kind]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for width in (1, 256):
+            x = torch.randn(rows, 16, 256, device="cuda").to(dtype)
+            logits = (torch.randn(rows, 16 * width + 64, device="cuda") * 4).to(dtype)[:, 64:]
+            wanted = x.double() * activation(logits.double()).view(rows, 16, width)
+            ops.gate_heads(x, logits, kind)
+            assert_close(x, wanted, dtype)
+
+
 def test_copy_blocks():
     cache = torch.randn(9, 3, 2, 2, 16 * 64, device="cuda").to(torch.bfloat16)
     expected = cache.clone()

@@ -150,6 +150,18 @@ def test_rotated_heads(patched, dtype, cells, norm, head_dim, rotary):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["sigmoid", "softplus"])
+def test_gates_of_heads(patched, kind, dtype):
+    """Those of each head and of each value. Rows of the logits lie apart."""
+    activation = {"sigmoid": torch.sigmoid, "softplus": torch.nn.functional.softplus}[kind]
+    for width in (1, 24):
+        x, logits = torch.randn(5, 3, 24).to(dtype), (torch.randn(5, 3 * width + 8) * 4).to(dtype)[:, : 3 * width]
+        wanted = x.double() * activation(logits.double()).view(5, 3, width)
+        ops.gate_heads(x, logits, kind)
+        assert_close(x, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("width", "values", "block_size"), [(576, 512, 16), (288, 256, 32), (24, 16, 16)])
 def test_latent_rows_are_read_as_they_were_kept(patched, width, values, block_size, dtype):
     """Blocks are any, in any order; in eight bits the latent is as it was rounded, and the rotated part whole."""

@@ -206,6 +206,14 @@ void define_layers(py::module_& m) {
     check("layer_norm",
           layer_norm(norm_args(dtype, x, residual, weight, bias, out, rows, width, eps, 0.0f), stream_at(stream)));
   });
+  m.def("head_gate", [](int dtype, bool softplus, const Rows& x, const Rows& logits, bool by_head, int64_t rows, int heads,
+                        int head_dim, Address stream) {
+    const size_t item = item_size(Dtype(dtype));
+    aligned("x", x, item);
+    if (!by_head) aligned("logits", logits, item);
+    check("head_gate", head_gate({Dtype(dtype), softplus, by_head, x.data, x.stride, logits.data, logits.stride, rows, heads,
+                                  head_dim}, stream_at(stream)));
+  });
   m.def("activation", [](int dtype, int kind, bool gated, const Rows& x, const Rows& out, int64_t rows, int width,
                          Address stream) {
     aligned("x", x, item_size(Dtype(dtype))), aligned("out", out, item_size(Dtype(dtype)));

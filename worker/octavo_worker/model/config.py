@@ -227,6 +227,16 @@ class DecoderConfig:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def qkv_size(self) -> int:
+        return self.q_size + 2 * self.kv_size
+
+    @property
+    def gate_behind(self) -> int:
+        """Columns of a gate that are made by one product with queries, keys and values, behind them."""
+        gate = self.output_gate
+        return 0 if gate is None or gate.by_head or (self.qkv_bias and not gate.in_queries) else self.q_size
+
+    @property
     def gate_size(self) -> int:
         """Columns of the gate of attention's output."""
         if self.output_gate is None:

@@ -45,4 +45,18 @@ cudaError_t rms_norm(const NormArgs&, cudaStream_t);
 cudaError_t layer_norm(const NormArgs&, cudaStream_t);
 cudaError_t activation(const ActivationArgs&, cudaStream_t);
 
+// x[rows][heads][head_dim] times the sigmoid or the softplus of logits[rows][heads], or of logits[rows][heads][head_dim], in place.
+// Rows lie at multiples of 16 bytes, but those of heads.
+struct HeadGateArgs {
+  Dtype dtype;
+  bool softplus, by_head;
+  void* x;
+  int64_t x_stride;
+  const void* logits;
+  int64_t logits_stride;
+  int64_t rows;
+  int heads, head_dim;
+};
+cudaError_t head_gate(const HeadGateArgs&, cudaStream_t);
+
 }  // namespace octavo

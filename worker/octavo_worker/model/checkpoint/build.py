@@ -178,15 +178,16 @@ class _Builder:
         gate_matrix = None if c.output_gate is None else self._gate_matrix(at + names.output_gate, c, shards)
         if c.output_gate is not None and c.output_gate.in_queries:
             matrix, gate_matrix = _apart(matrix, range(c.num_heads) if shards is None else shards.heads, c.head_dim)
+        if gate_matrix is not None and c.gate_behind:
+            matrix, gate_matrix = _stacked(matrix, gate_matrix), None
         qkv = self.form.linear(matrix, self.reader)
         sizes = {"whole": (q, kv), "none": ()}.get(c.qk_norm, (c.head_dim, c.head_dim))
         normed = (names.q_norm, names.k_norm)[: 2 if projected else 1]
         norms = [self._vector(at + name, size) for name, size in zip(normed, sizes, strict=False)]
         even = RmsNorm(self.reader.empty(c.head_dim).fill_(1.0), c.norm_eps, 0.0) if c.v_norm else None
         out = self._last(at + names.out, q, c.out_bias, shards and shards.out())
-        gate = None
-        if c.output_gate is not None and gate_matrix is not None:
-            gate = AttentionGate(self.form.linear(gate_matrix, self.reader), c.output_gate.activation)
+        product = None if gate_matrix is None else self.form.linear(gate_matrix, self.reader)
+        gate = None if c.output_gate is None else AttentionGate(c.output_gate.activation, product)
         whole = self._whole_norms(norms, c, shards) if c.qk_norm == "whole" else None
         weights = HeadWeights(norms, whole, even, self._sinks(at + names.sinks, c, shards) if c.sinks else None, gate)
         return Attention(c if shards is None else shards.config, layer, qkv, out, weights)
@@ -291,3 +292,15 @@ def _apart(matrix: Matrix, heads: range, head_dim: int) -> tuple[Matrix, Matrix]
     others = [[range(size)] for size in matrix.rows[1:]] if matrix.held is None else matrix.held.rows[1:]
     gate = Matrix(matrix.names[:1], rows[:1], matrix.depth, matrix.biased, held=Held([gates], depth))
     return replace(matrix, rows=rows, held=Held([queries, *others], depth)), gate
+
+
+def _stacked(matrix: Matrix, last: Matrix) -> Matrix:
+    """One matrix of both, which have the same depth."""
+    held = None
+    if matrix.held is not None or last.held is not None:
+        rows = [each for m in (matrix, last) for each in (m.held.rows if m.held else [[range(n)] for n in m.rows])]
+        held = Held(rows, range(matrix.depth))
+    orders = [*matrix.orders, *[None] * len(last.names)] if matrix.orders else ()
+    return replace(
+        matrix, names=[*matrix.names, *last.names], rows=[*matrix.rows, *last.rows], held=held, orders=orders
+    )

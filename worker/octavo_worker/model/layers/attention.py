@@ -59,14 +59,14 @@ class Attention:
         self, config: DecoderConfig, layer: AttentionLayer, qkv: Linear, out: Linear, weights: HeadWeights | None = None
     ) -> None:
         """`qkv` has the rows of all query heads, then of all key heads, then of all value heads, as far as there are
-        such; `config` is as this layer sees it."""
+        such, then of a gate without a product of its own; `config` is as this layer sees it."""
         weights = weights or HeadWeights()
         self.config, self.layer = config, layer
         self.qkv, self.out, self.sinks, self.gate = qkv, out, weights.sinks, weights.gate
         q_norm, k_norm, self.rotated_weight = _head_norms(config, weights.norms)
         self.norms = HeadNorms(q_norm=q_norm, k_norm=k_norm, eps=config.norm_eps, norm_offset=config.norm_offset)
         self.whole_norms, self.value_norm = weights.whole, weights.values
-        self.columns = config.q_size + layer.projected * config.kv_size  # of its product
+        self.columns = config.q_size + layer.projected * config.kv_size  # of its product, without the gate's
         self.cache = torch.empty(0)
         self.cos_sin: Tensor | None = None
         self.temperature: Tensor | None = None
@@ -91,24 +91,31 @@ class Attention:
 
     def products(self) -> Mapping[str, Linear]:
         """By name, in the order in which a step takes them."""
-        gate = {} if self.gate is None else {"gate": self.gate.product}
+        gate = {} if self.gate is None or self.gate.product is None else {"gate": self.gate.product}
         return {"qkv": self.qkv, **gate, "out": self.out}
 
     def attend(self, x: Input, b: Buffers, batch: Batch) -> None:
         """Attention into `b.attended`, gated where there is a gate."""
-        if self.gate is None:
-            self._attend(x, b, batch)
-            return
-        rows = x.materialise()
-        factors = self.gate.factors(rows)
-        self._attend(Input(rows, context=x.context), b, batch)
-        self.gate.apply(factors, b.attended)
+        qkv, logits = self._first(x, b)
+        self._read(qkv, b, batch)
+        if self.gate is not None:
+            self.gate.apply(logits, b.attended)
 
-    def _attend(self, x: Input, b: Buffers, batch: Batch) -> None:
-        c, rows = self.config, len(b.qkv)
-        qkv, q = b.narrowed(b.qkv, c.q_size + 2 * c.kv_size), b.narrowed(b.q, c.q_size)
-        q, b.attended = (each.view(rows, c.num_heads, c.head_dim) for each in (q, b.narrowed(b.room, c.q_size)))
-        self.qkv.apply(x, qkv if self.columns == qkv.shape[1] else qkv[:, : self.columns])
+    def _first(self, x: Input, b: Buffers) -> tuple[Tensor, Tensor]:
+        """Queries, keys and values, and the gate's logits, which without a gate have no columns."""
+        c = self.config
+        made = b.narrowed(b.qkv, c.qkv_size + c.gate_behind)
+        qkv, logits = made.split((c.qkv_size, c.gate_behind), dim=1)
+        if self.gate is not None and self.gate.product is not None:
+            x = Input(x.materialise(), context=x.context)
+            logits = self.gate.product.apply(x)
+        self.qkv.apply(x, made if self.layer.projected == 2 else qkv[:, : self.columns])
+        return qkv, logits
+
+    def _read(self, qkv: Tensor, b: Buffers, batch: Batch) -> None:
+        c, rows = self.config, len(qkv)
+        q, room = b.narrowed(b.q, c.q_size), b.narrowed(b.room, c.q_size)
+        q, b.attended = (each.view(rows, c.num_heads, c.head_dim) for each in (q, room))
         self._adjust(qkv, batch)
         tables, slots, stage = batch.paging(self.layer.sliding_window)
         if self.layer.shares is not None:

@@ -40,7 +40,7 @@ class Buffers:
             hidden=buffer(config.hidden_size),
             normed=buffer(config.hidden_size),
             delta=buffer(config.hidden_size),
-            qkv=buffer(max((c.q_size + 2 * c.kv_size for c in seen), default=0)),
+            qkv=buffer(max((c.qkv_size + c.gate_behind for c in seen), default=0)),
             q=buffer(widest),
             room=room,
             attended=room,
