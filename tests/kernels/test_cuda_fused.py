@@ -197,7 +197,7 @@ def test_activations(dtype, kind, width):
 @pytest.mark.parametrize("kind", ["sigmoid", "softplus"])
 @pytest.mark.parametrize("rows", [0, 1, 33, 3000])
 def test_gates_of_heads(rows, kind):
-    """Those of each head and of each value. Rows of the logits lie apart, as behind queries, keys and values."""
+    """A gate of each head, and one of each value, whose logits are columns of a wider product."""
     activation = {"sigmoid": torch.sigmoid, "softplus": torch.nn.functional.softplus}[kind]
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for width in (1, 256):

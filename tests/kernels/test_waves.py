@@ -152,7 +152,7 @@ def test_rotated_heads(patched, dtype, cells, norm, head_dim, rotary):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["sigmoid", "softplus"])
 def test_gates_of_heads(patched, kind, dtype):
-    """Those of each head and of each value. Rows of the logits lie apart."""
+    """A gate of each head, and one of each value, whose logits are columns of a wider product."""
     activation = {"sigmoid": torch.sigmoid, "softplus": torch.nn.functional.softplus}[kind]
     for width in (1, 24):
         x, logits = torch.randn(5, 3, 24).to(dtype), (torch.randn(5, 3 * width + 8) * 4).to(dtype)[:, : 3 * width]
