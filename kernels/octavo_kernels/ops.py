@@ -53,8 +53,9 @@ from octavo_kernels.experts.grouped import combine, grouped_linear
 from octavo_kernels.experts.route import Assignments, Routing, Score, route, sigmoid
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.products.activation import ACTIVATIONS, Activation, Gate, HeadGate, act, act_and_mul, gate_heads
+from octavo_kernels.products.add_norms import Addend, add_norms
 from octavo_kernels.products.linear import gated_linear, linear
-from octavo_kernels.products.norm import layer_norm, rms_norm
+from octavo_kernels.products.norm import layer_norm, norm_heads, rms_norm
 from octavo_kernels.products.product import Product
 from octavo_kernels.products.quantised import copy_of, pack, takes_copy
 from octavo_kernels.recurrent.chunks import delta_tiles, room_bytes, ssm_tiles, takes_chunks
@@ -68,6 +69,7 @@ __all__ = [
     "ACTIVATIONS",
     "KV_DTYPES",
     "Activation",
+    "Addend",
     "Assignments",
     "Convolution",
     "Experts",
@@ -87,6 +89,7 @@ __all__ = [
     "Taken",
     "act",
     "act_and_mul",
+    "add_norms",
     "block_bytes",
     "by_head",
     "check_block_size",
@@ -110,6 +113,7 @@ __all__ = [
     "linear",
     "listed",
     "logprobs",
+    "norm_heads",
     "num_threads",
     "pack",
     "pack_experts",

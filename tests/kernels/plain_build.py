@@ -12,9 +12,9 @@ import pybind11
 KERNELS = Path(__file__).parents[2] / "kernels"
 CSRC = KERNELS / "csrc"
 OPERATIONS = {
-    "activation", "adjust", "best_part", "carry", "copy_blocks", "head_gate", "latent_attention", "latent_read",
-    "latent_rows", "layer_norm", "logprobs", "paged_attention", "plan_attention", "rms_norm", "rope_write_kv", "sample",
-    "sample_part", "swap_blocks", "unpack_step", "write_kv",
+    "activation", "add_norms", "adjust", "best_part", "carry", "copy_blocks", "head_gate", "latent_attention",
+    "latent_read", "latent_rows", "layer_norm", "logprobs", "norm_heads", "paged_attention", "plan_attention",
+    "rms_norm", "rope_write_kv", "sample", "sample_part", "swap_blocks", "unpack_step", "write_kv",
 }  # fmt: skip
 ABSENT = {
     "by_head", "coded_few", "coded_tiles", "coded_wide", "decode_step", "dequantise", "exchange_add", "exchange_gather",

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from octavo_kernels import cuda, ops, reference
+from octavo_kernels.ops import Addend
 
 pytestmark = pytest.mark.gpu
 
@@ -206,6 +207,49 @@ def test_gates_of_heads(rows, kind):
             wanted = x.double() * activation(logits.double()).view(rows, 16, width)
             ops.gate_heads(x, logits, kind)
             assert_close(x, wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [1, 4])
+def test_norms_of_heads(dtype, heads):
+    """Heads of keys become values beside them, or stay where they are."""
+    qkv = torch.randn(33, 3 * heads, 512, device="cuda").to(dtype)
+    norm, (query, keys, values) = ops.RmsNorm(torch.randn(512).to(dtype).cuda(), 1e-5), qkv.split(heads, dim=1)
+    wanted, untouched = reference.rms_norm(keys.cpu().double(), norm.weight.cpu().double(), 1e-5), query.clone()
+    for out in (values, keys):
+        assert_close(ops.norm_heads(keys, norm, out), wanted, dtype)
+    assert torch.equal(query, untouched)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [64, 2816, 5376, 16384])
+@pytest.mark.parametrize("rows", [1, 300])
+def test_one_launch_between_sublayers_has_the_bits_of_several(dtype, width, rows):
+    """Launches as Gemma 4's mixture, Gemma 3 and Granite need them."""
+    hidden, first, second = torch.randn(3, rows, width, device="cuda").to(dtype)
+    norms = [ops.RmsNorm(torch.randn(width, device="cuda").to(dtype), 1e-5, 1.0) for _ in range(4)]
+    scalar = torch.randn(1, device="cuda").to(dtype)
+
+    def normed(x, norm):
+        return ops.rms_norm(x, norm.weight, norm.eps, offset=norm.offset)
+
+    delta = normed(normed(first, norms[0]) + normed(second, norms[1]), norms[2])
+    for wanted, addends, more in (
+        (
+            (hidden + delta) * scalar,
+            [Addend(first, norms[0]), Addend(second, norms[1])],
+            {"post": norms[2], "scalar": scalar},
+        ),
+        (hidden + normed(first, norms[2]), [Addend(first)], {"post": norms[2]}),
+        (hidden + first * 0.22, [Addend(first)], {"factor": 0.22}),
+    ):
+        found = hidden.clone()
+        out = ops.add_norms(found, addends, norm=norms[3], **more)
+        assert torch.equal(found, wanted)
+        assert torch.equal(out, normed(wanted, norms[3]))
+        found = hidden.clone()
+        assert ops.add_norms(found, addends, **more) is None
+        assert torch.equal(found, wanted)
 
 
 def test_copy_blocks():

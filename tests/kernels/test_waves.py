@@ -7,6 +7,7 @@ memory of a GPU can show.
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 
 import pytest
@@ -16,7 +17,8 @@ from octavo_kernels import ops, reference
 from octavo_kernels.attention.latent import latent_cells
 from octavo_kernels.cache.blocks import CELLS
 from octavo_kernels.operands import DTYPES as DTYPE_CODES
-from octavo_kernels.operands import RmsNorm, rows_at
+from octavo_kernels.operands import RmsNorm, address, norm_at, rows_at
+from octavo_kernels.ops import Addend
 from octavo_kernels.sampling.adjust import Adjustment, adjust, pack
 from octavo_kernels.step import StepInputs, WindowInputs
 
@@ -85,6 +87,44 @@ def test_norms(patched, dtype, width, with_residual):
     layer = ops.layer_norm(x, weight, bias, 1e-5, residual=given[1])
     assert_close(layer, reference.layer_norm(total.double(), weight.double(), bias.double(), 1e-5), dtype, 3)
     assert all(one is None or torch.equal(one, total) for one in given)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_of_heads(patched, dtype):
+    """Heads of keys become values beside them, or stay where they are."""
+    qkv, weight = torch.randn(4, 5 * 64).to(dtype), torch.randn(64).to(dtype)
+    query, keys, values = qkv.unflatten(1, (5, 64)).split((1, 2, 2), dim=1)
+    wanted, untouched = reference.rms_norm(keys.double(), weight.double(), 1e-5), query.clone()
+    for out in (values, keys):
+        patched.run(
+            "norm_heads", DTYPE_CODES[dtype], rows_at(keys), weight.data_ptr(), rows_at(out), *keys.shape, 1e-5, 0.0
+        )
+        assert_close(out, wanted, dtype, 3)
+    assert torch.equal(query, untouched)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [64, 264, 5376, 8192])
+def test_one_launch_between_sublayers_has_the_bits_of_several(patched, dtype, width):
+    def made(*shape):
+        return torch.randn(shape).to(dtype)
+
+    for two, posts, scales, normed in itertools.product((False, True), repeat=4):
+        norms = [RmsNorm(made(width), 1e-5, 1.0) for _ in range(4)]
+        hidden, first, second = made(3, width), made(3, width), made(3, width)
+        addends = [Addend(first, norms[0] if posts else None), Addend(second, norms[1])][: 1 + two]
+        post, scalar = norms[2] if posts else None, made(1) if scales else None
+        factor, norm = 0.22 if scales else 1.0, norms[3] if normed else None
+        found, out = hidden.clone(), torch.empty_like(hidden) if normed else None
+        given = [(rows_at(addend.rows), norm_at(addend.norm)) for addend in addends]
+        given += [(rows_at(None), norm_at(None))] * (2 - len(given))
+        patched.run(
+            "add_norms", DTYPE_CODES[dtype], *given, norm_at(post), factor, address(scalar), rows_at(found),
+            norm_at(norm), rows_at(out), *hidden.shape,
+        )  # fmt: skip
+        after = ops.add_norms(hidden, addends, post=post, factor=factor, scalar=scalar, norm=norm)
+        assert torch.equal(found, hidden)
+        assert out is after is None or torch.equal(out, after)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo_kernels.ops import Addend
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Dense, Linear
@@ -50,6 +51,7 @@ def buffers() -> Buffers:
 
 RMS = RmsNorm(made(HIDDEN), 1e-6, 1.0)
 LAYER = LayerNorm(made(HIDDEN), made(HIDDEN, 1)[:, 0], 1e-5)
+SCALAR = torch.tensor([0.75])
 WEIGHT = made(HIDDEN, WIDTH)
 KINDS = [Dense(WEIGHT), Halves(*WEIGHT.chunk(2))]
 
@@ -68,15 +70,17 @@ def expected(norm: Norm | None, x: Tensor) -> Tensor:
         AddNorm(LAYER),
         AddNorm(None),
         AddNorm(RMS, post_norm=RMS),
-        AddNorm(None, post_norm=LAYER),
+        AddNorm(None, post_norm=RMS),
         AddNorm(RMS, multiplier=0.5),
-        AddNorm(LAYER, LAYER, 2.0),
+        AddNorm(RMS, scalar=SCALAR),
+        AddNorm(LAYER, RMS, 2.0, SCALAR),
     ],
-    ids=["rms", "layer", "none", "rms-post", "post-alone", "multiplier", "all"],
+    ids=["rms", "layer", "none", "rms-post", "post-alone", "multiplier", "scalar", "all"],
 )
 def test_a_last_product_goes_into_the_residual_stream_and_the_next_norm(linear: Linear, add_norm: AddNorm) -> None:
     b, x = buffers(), made(ROWS, WIDTH)
     hidden = b.hidden + add_norm.multiplier * expected(add_norm.post_norm, x @ WEIGHT.T)
+    hidden = hidden if add_norm.scalar is None else hidden * add_norm.scalar
     got = linear.into_norm(Input(x), b, add_norm).materialise()
     torch.testing.assert_close(b.hidden, hidden)
     torch.testing.assert_close(got, expected(add_norm.norm, hidden))
@@ -102,7 +106,7 @@ class Mixture:
 
     def into_norm(self, x: Input, b: Buffers, add_norm: AddNorm) -> Input:
         rows = x.materialise()
-        return add_norm.add(sum(expert.apply(Input(rows)) for expert in self.experts), b)  # type: ignore[arg-type]
+        return add_norm.add(b, *[Addend(expert.apply(Input(rows))) for expert in self.experts])
 
 
 class Attended:

@@ -23,6 +23,13 @@ struct PlanUse {
   bool groups, decodes, extends;
   bool history_ready;  // see AttentionArgs
 };
+// Rows, or their norm.
+struct Addend {
+  Rows rows;
+  Norm norm;
+};
+inline auto fields(Addend& x) { return std::tie(x.rows, x.norm); }
+
 // Heads of rows, and the elements from one row or head to the next.
 struct HeadRows {
   void* data;
@@ -206,6 +213,11 @@ void define_layers(py::module_& m) {
     check("layer_norm",
           layer_norm(norm_args(dtype, x, residual, weight, bias, out, rows, width, eps, 0.0f), stream_at(stream)));
   });
+  m.def("norm_heads", [](int dtype, const Rows& x, Address weight, const Rows& out, int64_t rows, int heads, int width,
+                         float eps, float offset, Address stream) {
+    check("norm_heads", norm_heads(norm_args(dtype, x, {}, weight, 0, out, rows * heads, width, eps, offset), heads,
+                                   stream_at(stream)));
+  });
   m.def("head_gate", [](int dtype, bool softplus, const Rows& x, const Rows& logits, bool by_head, int64_t rows, int heads,
                         int head_dim, Address stream) {
     const size_t item = item_size(Dtype(dtype));
@@ -213,6 +225,17 @@ void define_layers(py::module_& m) {
     if (!by_head) aligned("logits", logits, item);
     check("head_gate", head_gate({Dtype(dtype), softplus, by_head, x.data, x.stride, logits.data, logits.stride, rows, heads,
                                   head_dim}, stream_at(stream)));
+  });
+  m.def("add_norms", [](int dtype, const Addend& first, const Addend& second, const Norm& post, float factor, Address scalar,
+                        const Rows& hidden, const Norm& norm, const Rows& out, int64_t rows, int width, Address stream) {
+    const size_t item = item_size(Dtype(dtype));
+    for (const Rows& each : {first.rows, second.rows, hidden, out}) aligned("rows", each, item);
+    for (const Norm& each : {first.norm, second.norm, post, norm}) aligned("weight", each.weight);
+    const auto weights = [](const Norm& x) { return NormWeights{x.weight, x.eps, x.offset}; };
+    check("add_norms",
+          add_norms({Dtype(dtype), {first.rows.data, second.rows.data}, {first.rows.stride, second.rows.stride},
+                     {weights(first.norm), weights(second.norm)}, weights(post), weights(norm), factor, at<void>(scalar),
+                     hidden.data, out.data, hidden.stride, out.stride, rows, width}, stream_at(stream)));
   });
   m.def("activation", [](int dtype, int kind, bool gated, const Rows& x, const Rows& out, int64_t rows, int width,
                          Address stream) {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo_kernels.call import check, float_type, output, rows_of, run
-from octavo_kernels.operands import address, rows_at
+from octavo_kernels import cuda
+from octavo_kernels.call import check, check_devices, check_heads, float_type, output, rows_of, run
+from octavo_kernels.operands import RmsNorm, address, rows_at
 
 
 def rms_norm(
@@ -30,6 +31,26 @@ def rms_norm(
     run(
         "rms_norm", {"x": x, "weight": weight, "residual": residual, "out": out},
         dtype, rows_at(x), rows_at(residual), weight.data_ptr(), rows_at(out), rows, width, eps, offset,
+    )  # fmt: skip
+    return out
+
+
+def norm_heads(x: Tensor, norm: RmsNorm, out: Tensor) -> Tensor:
+    """RMS norm of each head of `x[T, heads, H]` into `out[T, heads, H]`, which may be `x`; rows of both may lie apart.
+    Raises `TypeError` or `ValueError`, naming the argument, for what does not fit."""
+    dtype = float_type("x", x)
+    check("x", x, x.dtype, (None, None, None))
+    rows, heads, width = x.shape
+    check("out", out, x.dtype, x.shape)
+    check("norm.weight", norm.weight, x.dtype, (width,))
+    for name, tensor in (("x", x), ("out", out)):
+        check_heads(name, tensor)
+    if check_devices({"x": x, "norm.weight": norm.weight, "out": out}).type == "cpu":
+        normed = rms_norm(x.reshape(-1, width), norm.weight, norm.eps, offset=norm.offset)
+        return out.copy_(normed.view(x.shape))
+    cuda.run(
+        "norm_heads", x.device,
+        dtype, rows_at(x), norm.weight.data_ptr(), rows_at(out), rows, heads, width, norm.eps, norm.offset,
     )  # fmt: skip
     return out
 

@@ -1,4 +1,4 @@
-// What latent attention keeps of a step's tokens, in one launch with the rotated part of their queries. And such rows as they are read
+// Rows of latent attention that a step keeps, in one launch with the rotated part of its queries. And such rows as they are read
 // back, for keys and values that are made of them.
 #include "latent/rows.cuh"
 

@@ -42,6 +42,7 @@ struct LinearLaunch {
 // is cudaErrorInvalidValue.
 cudaError_t linear(const LinearArgs&, const LinearLaunch&, cudaStream_t);
 cudaError_t rms_norm(const NormArgs&, cudaStream_t);
+cudaError_t norm_heads(const NormArgs&, int heads, cudaStream_t);  // rows are all heads', which lie side by side; no residual
 cudaError_t layer_norm(const NormArgs&, cudaStream_t);
 cudaError_t activation(const ActivationArgs&, cudaStream_t);
 
@@ -58,5 +59,25 @@ struct HeadGateArgs {
   int heads, head_dim;
 };
 cudaError_t head_gate(const HeadGateArgs&, cudaStream_t);
+
+// hidden = scalar * (hidden + factor * post(norm(x[0]) + norm(x[1]))), and out = norm(hidden). Norms are RMS norms, without weights:
+// none; x[1], scalar and out may be null. Rows lie at multiples of 16 bytes. Weights are older than the previous kernel.
+struct NormWeights {
+  const void* weight;
+  float eps, offset;
+};
+struct AddNormsArgs {
+  Dtype dtype;
+  const void* x[2];
+  int64_t x_stride[2];
+  NormWeights x_norm[2], post, norm;
+  float factor;
+  const void* scalar;
+  void *hidden, *out;
+  int64_t hidden_stride, out_stride;
+  int64_t rows;
+  int width;
+};
+cudaError_t add_norms(const AddNormsArgs&, cudaStream_t);
 
 }  // namespace octavo

@@ -18,17 +18,17 @@ enum class Kind { rms, layer };
 // row takes; with V up to 2, and 32 registers, a multiprocessor is full of threads.
 template <class T, int V, Kind kind>
 __global__ void __launch_bounds__(1024, V <= 2 && kind == Kind::rms ? kBlocks : 1)
-    norm_kernel(const __grid_constant__ NormArgs a) {
+    norm_kernel(const __grid_constant__ NormArgs a, const __grid_constant__ unsigned abreast) {
   constexpr int N = 16 / sizeof(T);
   __shared__ float scratch[2][V * 32];
   launch_next_kernel();
-  const int64_t row = blockIdx.x;
+  const int64_t row = blockIdx.x / abreast, within = blockIdx.x % abreast * a.width;
   const int vectors = a.width / N;
-  const uint4* x = reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + row * a.x_stride);
+  const uint4* x = reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + row * a.x_stride + within);
   uint4* residual = a.residual ? reinterpret_cast<uint4*>(static_cast<T*>(a.residual) + row * a.residual_stride) : nullptr;
   const uint4* weight = static_cast<const uint4*>(a.weight);
   const uint4* bias = static_cast<const uint4*>(a.bias);
-  uint4* out = reinterpret_cast<uint4*>(static_cast<T*>(a.out) + row * a.out_stride);
+  uint4* out = reinterpret_cast<uint4*>(static_cast<T*>(a.out) + row * a.out_stride + within);
 
   constexpr bool early = V == 1;  // where registers allow it, weights come before the wait, all that is added at once
   uint4 value[V], addend, scale;
@@ -106,8 +106,9 @@ cudaError_t choose_held(const NormArgs& a, int vectors, int& held) {
   return error;
 }
 
+// Of rows that lie `abreast` of each other, as heads do, strides are those from the first to the next first.
 template <Kind kind>
-cudaError_t launch(const NormArgs& a, cudaStream_t stream) {
+cudaError_t launch(const NormArgs& a, cudaStream_t stream, unsigned abreast = 1) {
   if (a.rows == 0) return cudaSuccess;
   return with_dtype(a.dtype, [&](auto tag) {
     using T = decltype(tag);
@@ -119,15 +120,16 @@ cudaError_t launch(const NormArgs& a, cudaStream_t stream) {
     const int threads = ((vectors + held - 1) / held + 31) / 32 * 32;
     if (threads > 1024) return cudaErrorInvalidValue;
     const dim3 rows{unsigned(a.rows)};
-    if (held == 1) return launch_after(norm_kernel<T, 1, kind>, {rows, threads}, stream, a);
-    if (held == 2) return launch_after(norm_kernel<T, 2, kind>, {rows, threads}, stream, a);
-    return launch_after(norm_kernel<T, 4, kind>, {rows, threads}, stream, a);
+    if (held == 1) return launch_after(norm_kernel<T, 1, kind>, {rows, threads}, stream, a, abreast);
+    if (held == 2) return launch_after(norm_kernel<T, 2, kind>, {rows, threads}, stream, a, abreast);
+    return launch_after(norm_kernel<T, 4, kind>, {rows, threads}, stream, a, abreast);
   });
 }
 
 }  // namespace
 
 cudaError_t rms_norm(const NormArgs& a, cudaStream_t stream) { return launch<Kind::rms>(a, stream); }
+cudaError_t norm_heads(const NormArgs& a, int heads, cudaStream_t stream) { return launch<Kind::rms>(a, stream, heads); }
 cudaError_t layer_norm(const NormArgs& a, cudaStream_t stream) { return launch<Kind::layer>(a, stream); }
 
 }  // namespace octavo

@@ -28,7 +28,7 @@ from octavo_worker.model.decoder import DecoderLayers
 from octavo_worker.model.layers.attention import Attention, HeadWeights
 from octavo_worker.model.layers.beside import BesideMlp
 from octavo_worker.model.layers.block import Block, ParallelBlock
-from octavo_worker.model.layers.layer_inputs import InputAdder, InputTable, ScaledBlock
+from octavo_worker.model.layers.layer_inputs import AddingBlock, InputAdder, InputTable
 from octavo_worker.model.layers.linear import Dense, Linear
 from octavo_worker.model.layers.mixer import Mixer
 from octavo_worker.model.layers.mixture import ExpertMlp
@@ -122,8 +122,7 @@ class _Builder:
         c, names, width = self.config, self.names.layer_inputs, inputs.width
         gate = self._linear([at + names.gate], (width,), c.hidden_size, False, None)
         out = self._linear([at + names.out], (c.hidden_size,), width, False, None)
-        norm = RmsNorm(self._vector(at + names.post_norm, c.hidden_size), c.norm_eps, c.norm_offset)
-        return InputAdder(gate, out, norm, c.gate, slice(number * width, (number + 1) * width))
+        return InputAdder(gate, out, c.gate, slice(number * width, (number + 1) * width))
 
     def _block(self, number: int, at: str, layer: Layer, next_norm: Norm | None) -> Block:
         c, names = self.config, self.names
@@ -134,19 +133,26 @@ class _Builder:
             return SoleMlp(Absent(), AddNorm(None), self._any_mlp(at, layer.mlp), self._mlp_end(next_norm))
         kind = ParallelBlock if layer.norms == "parallel" else Block
         ends = (names.post_attn_norm, names.post_mlp_norm) if layer.norms in ("after", "both") else (None, None)
-        after_attention, after_mlp = [None if name is None else self._norm(at + name) for name in ends]
+        after_attention, after_mlp = [None if name is None else self._post_norm(at + name) for name in ends]
         mlp_norm = self._norm(at + names.mlp_norm) if layer.norms in ("before", "both") else None
         mixer, mlp = self._mixer(at, layer.attention), self._any_mlp(at, layer.mlp)
         mixer_end = AddNorm(mlp_norm, after_attention, c.residual_multiplier)
-        if not c.layer_scalars:
-            return kind(mixer, mixer_end, mlp, self._mlp_end(next_norm, after_mlp))
-        scalar = self.reader.empty(1)
-        self.reader.source.read(at + names.layer_scalar, scalar)
-        adder = None if c.layer_inputs is None else self._adder(number, at, c.layer_inputs)
-        return ScaledBlock(mixer, mixer_end, mlp, AddNorm(None, after_mlp), AddNorm(next_norm), scalar, adder)
+        scalar = self._scalar(at + names.layer_scalar) if c.layer_scalars else None
+        if c.layer_inputs is None:
+            return kind(mixer, mixer_end, mlp, self._mlp_end(next_norm, after_mlp, scalar))
+        end = AddNorm(next_norm, self._post_norm(at + names.layer_inputs.post_norm), scalar=scalar)
+        adder = self._adder(number, at, c.layer_inputs)
+        return AddingBlock(mixer, mixer_end, mlp, AddNorm(None, after_mlp), adder, end)
 
-    def _mlp_end(self, next_norm: Norm | None, post_norm: Norm | None = None) -> AddNorm:
-        return AddNorm(next_norm, post_norm, self.config.residual_multiplier * self.config.mlp_multiplier)
+    def _mlp_end(
+        self, next_norm: Norm | None, post_norm: RmsNorm | None = None, scalar: Tensor | None = None
+    ) -> AddNorm:
+        return AddNorm(next_norm, post_norm, self.config.residual_multiplier * self.config.mlp_multiplier, scalar)
+
+    def _scalar(self, name: str) -> Tensor:
+        scalar = self.reader.empty(1)
+        self.reader.source.read(name, scalar)
+        return scalar
 
     def _mixer(self, at: str, layer: MixerLayer | None) -> Mixer:
         assert layer is not None
@@ -235,7 +241,7 @@ class _Builder:
         dense, names = self._mlp(at, DenseMlp(mlp.beside)), reader.names
         assert isinstance(dense, GatedMlp)
         return BesideMlp(
-            mixture, whole, dense, self._norm(at + names.post_dense_norm), self._norm(at + names.post_norm)
+            mixture, whole, dense, self._post_norm(at + names.post_dense_norm), self._post_norm(at + names.post_norm)
         )
 
     def _linear(self, names: list[str], rows: tuple[int, ...], depth: int, biased: bool, held: Held | None) -> Linear:
@@ -256,6 +262,11 @@ class _Builder:
 
     def _vector(self, name: str, size: int) -> Tensor:
         return self.reader.read(f"{name}.weight", size)
+
+    def _post_norm(self, name: str) -> RmsNorm:
+        norm = self._norm(name)
+        assert isinstance(norm, RmsNorm), "no family has layer norms behind its sublayers"
+        return norm
 
     def _norm(self, name: str) -> Norm:
         """A norm whose tensors change nothing where none are stored."""

@@ -145,8 +145,9 @@ class Attention:
             qkv[:, : c.q_size].mul_(self.temperature[batch.positions])
         if self.value_norm is not None and self.layer.projected:
             *_, keys, values = qkv.split((c.q_size, c.kv_size, c.kv_size), dim=1)
-            heads = (keys if self.layer.values_are_keys else values).reshape(-1, c.head_dim)
-            values.copy_(self.value_norm.apply(heads, torch.empty_like(heads)).view(values.shape))
+            of = keys if self.layer.values_are_keys else values
+            heads, out = (each.unflatten(1, (-1, c.head_dim)) for each in (of, values))
+            ops.norm_heads(heads, self.value_norm.operand, out)
 
     def into_norm(self, b: Buffers, add_norm: AddNorm) -> Input:
         """The output of `b.attended`, added to the residual stream `b.hidden`, and normalised for what follows."""

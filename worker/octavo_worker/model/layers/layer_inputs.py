@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Gate
+from octavo_kernels.ops import Addend, Gate
 from octavo_worker.model.layers.block import Block
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.linear import Linear
@@ -38,39 +38,32 @@ class InputTable:
 @dataclass(frozen=True, slots=True, eq=False)
 class InputAdder:
     """The sublayer that adds what it makes of the layer's own `columns` of the inputs: times a gate of the hidden
-    states, multiplied and normed."""
+    states, multiplied."""
 
     gate: Linear
     out: Linear
-    norm: RmsNorm
     activation: Gate
     columns: slice
 
-    def add(self, b: Buffers) -> None:
-        """To the residual stream."""
+    def apply(self, b: Buffers) -> Tensor:
+        """The addend of the residual stream, before its norm."""
         assert b.inputs is not None
         made = ops.act(self.gate.apply(Input(b.hidden, context=b.row_context)), self.activation)
-        delta = self.out.apply(Input(made.mul_(b.inputs[:, self.columns]), context=b.row_context), b.delta)
-        self.norm.apply(delta, delta)
-        b.hidden.add_(delta)
+        return self.out.apply(Input(made.mul_(b.inputs[:, self.columns]), context=b.row_context), b.delta)
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledBlock(Block):
-    """A block that adds its input of the layer, if there is one, behind the MLP, and multiplies what it gives by a
-    `scalar[1]`. `mlp_end` has no norm: the next block's is that of `end`."""
+class AddingBlock(Block):
+    """A block that adds its input of the layer behind the MLP, whose `mlp_end` has no norm: the next block's is that of
+    `end`, and the adder's is the one behind it there."""
 
+    adder: InputAdder
     end: AddNorm
-    scalar: Tensor
-    adder: InputAdder | None = None
 
     def products(self) -> Mapping[str, Linear]:
-        named = {**self.attention.products(), **self.mlp.products()}
-        return named if self.adder is None else {**named, "input gate": self.adder.gate, "input": self.adder.out}
+        own = {"input gate": self.adder.gate, "input": self.adder.out}
+        return {**self.attention.products(), **self.mlp.products(), **own}
 
     def _after_attention(self, b: Buffers) -> Input:
         self.mlp.into_norm(self.attention.into_norm(b, self.attention_end), b, self.mlp_end)
-        if self.adder is not None:
-            self.adder.add(b)
-        b.hidden.mul_(self.scalar)
-        return self.end.after_sum(b)
+        return self.end.add(b, Addend(self.adder.apply(b)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Experts, Gate, Product
+from octavo_kernels.ops import Addend, Experts, Gate, Product
 from octavo_worker.model.layers.buffers import Buffers
 from octavo_worker.model.layers.norm import AddNorm, Input
 
@@ -71,7 +71,7 @@ class Linear(ABC):
         if add_norm.is_plain:
             self.apply(x, b.hidden, residual=b.hidden)
             return add_norm.after_sum(b)
-        return add_norm.add(self.apply(x, b.delta), b)
+        return add_norm.add(b, Addend(self.apply(x, b.delta)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo_kernels import operands, ops
+from octavo_kernels.ops import Addend
 from octavo_worker.model.layers.buffers import Buffers
 
 
@@ -69,17 +70,18 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class AddNorm:
-    """The step between two sublayers: `hidden += multiplier * post_norm(delta)`, where `delta` is the output of the
-    first, then the `norm` in front of the second. Either norm may be absent."""
+    """The step between two sublayers: `hidden = scalar[1] * (hidden + multiplier * post_norm(delta))`, where `delta` is
+    the output of the first, then the `norm` in front of the second. Either norm may be absent, and the scalar."""
 
     norm: Norm | None
-    post_norm: Norm | None = None
+    post_norm: RmsNorm | None = None
     multiplier: float = 1.0
+    scalar: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
         """True if `delta` is added as it is, so that a product can add itself to the residual stream."""
-        return self.post_norm is None and self.multiplier == 1.0
+        return self.post_norm is None and self.multiplier == 1.0 and self.scalar is None
 
     def after_sum(self, b: Buffers) -> Input:
         """The second sublayer's input, where `b.hidden` is already the sum."""
@@ -87,12 +89,9 @@ class AddNorm:
             return Input(b.hidden, context=b.row_context)
         return self.norm.defer(b.hidden, b.normed, b.row_context)
 
-    def add(self, delta: Tensor, b: Buffers) -> Input:
-        """The second sublayer's input. Overwrites `delta`."""
-        if self.post_norm is not None:
-            self.post_norm.apply(delta, delta)
-        if self.multiplier != 1.0:
-            delta.mul_(self.multiplier)
-        if self.norm is None:
-            return Input(b.hidden.add_(delta), context=b.row_context)
-        return Input(self.norm.apply(delta, b.normed, residual=b.hidden), context=b.row_context)
+    def add(self, b: Buffers, *addends: Addend) -> Input:
+        """The second sublayer's input; `delta` is the sum of the addends. Overwrites them."""
+        norm = self.norm.operand if isinstance(self.norm, RmsNorm) else None
+        post = None if self.post_norm is None else self.post_norm.operand
+        ops.add_norms(b.hidden, addends, post=post, factor=self.multiplier, scalar=self.scalar, norm=norm, out=b.normed)
+        return self.after_sum(b) if norm is None else Input(b.normed, context=b.row_context)

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 import torch
 from torch import Tensor
 
-from octavo_kernels.ops import LayerStates
+from octavo_kernels.ops import Addend, LayerStates
 from octavo_worker.contract.cache import CacheSpec
 from octavo_worker.model.batch import Batch
 from octavo_worker.model.config import Branches
@@ -60,4 +60,4 @@ class BranchMixer:
         out = self.attention.out.apply(Input(attended.contiguous(), context=b.row_context), b.delta)
         other = self.recurrent.out.apply(Input(advanced.contiguous(), context=b.row_context))
         out.mul_(self.layer.attention_factor).add_(other.mul_(self.layer.recurrent_factor))
-        return add_norm.add(out, b)
+        return add_norm.add(b, Addend(out))
