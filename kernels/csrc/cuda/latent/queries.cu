@@ -1,4 +1,4 @@
-// What latent attention keeps of a step's tokens, and their queries as they meet it, in one launch: behind the blocks of the products
+// Rows that latent attention keeps of a step, and its queries as they meet them, in one launch: behind the blocks of the products
 // by head stand those of the rows.
 #include "latent/rows.cuh"
 #include "latent/by_head.cuh"

@@ -1,4 +1,4 @@
-// What a layer keeps of a token with latent attention, and the rotated part of its queries: one warp a token and head, and one for
+// Rows that a layer with latent attention keeps, and the rotated part of its queries: one warp a token and head, and one for
 // the row that is kept.
 #pragma once
 
