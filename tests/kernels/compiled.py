@@ -32,8 +32,8 @@ TESTS = (
     "emulated_recurrent.py", "emulated_w8a8.py", "emulated_wide.py", "emulator/**/*", "plain_build.py",
     "recurrent_blocks.py", "step_words.py", "test_codes.py", "test_cuda_build.py", "test_emulated.py",
     "test_emulated_coded_experts.py", "test_emulated_exchange.py", "test_emulated_experts.py",
-    "test_emulated_latent.py", "test_emulated_recurrent.py", "test_emulated_w8a8.py", "test_emulated_wide.py",
-    "test_waves.py", "waved.py", "waves/**/*",
+    "test_emulated_latent.py", "test_emulated_recurrent.py", "test_emulated_shared_expert.py",
+    "test_emulated_w8a8.py", "test_emulated_wide.py", "test_waves.py", "waved.py", "waves/**/*",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from octavo_kernels.operands import DTYPES, address
 from octavo_kernels.products.coded import CodedWeight
 
 from .emulated import aligned, build
-from .emulated_experts import Described, DownArgs, Matrix, UpArgs, coded_activation
+from .emulated_experts import Described, DownArgs, Matrix, SharedFields, UpArgs, coded_activation
 
 
 class Coded(ctypes.Structure):
@@ -64,7 +64,7 @@ class EmulatedCodedExperts:
 
     def down(
         self, x: Tensor, weight: CodedWeight, taken: Taken, *, many: bool, bias: Tensor | None = None,
-        shared: Tensor | None = None, gates: Tensor | None = None, residual: Tensor | None = None,
+        shared: Tensor | None = None, gates: Tensor | None = None, factor: float = 1.0, residual: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         how, x, kept = Described(taken, many), aligned(x), _kept(weight)
         matrix, coded = _described(weight, kept, bias, how.experts)
@@ -76,8 +76,9 @@ class EmulatedCodedExperts:
             "down_many" if many else "down_few",
             CodedDownArgs(
                 DTYPES[x.dtype], matrix, x.data_ptr(), x.stride(0), how.rows, how.chosen,
-                how.lists, how.choice, address(shared), strides[0], address(gates), address(residual), strides[1],
-                parts.data_ptr(), parts.stride(0), out.data_ptr(), out.stride(0), coded=coded,
+                how.lists, how.choice, address(shared), strides[0], SharedFields(), address(gates), factor,
+                address(residual), strides[1], parts.data_ptr(), parts.stride(0), out.data_ptr(), out.stride(0),
+                coded=coded,
             ),
         )  # fmt: skip
         return out

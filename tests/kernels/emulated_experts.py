@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo_kernels.experts.gpu import UNGATED, RouterLogits, Taken
+from octavo_kernels.experts.gpu import UNGATED, RouterLogits, SharedProduct, Taken
 from octavo_kernels.experts.route import SCORES, Assignments, Routing
 from octavo_kernels.operands import DTYPES, RmsNorm, address
 from octavo_kernels.products.activation import code_of
@@ -57,11 +57,16 @@ class Matrix(ctypes.Structure):
     )  # fmt: skip
 
 
+class SharedFields(ctypes.Structure):
+    _fields_ = (("matrix", Matrix), ("rows", c_void_p), ("stride", c_int64))
+
+
 class UpArgs(ctypes.Structure):
     _fields_ = (
         ("dtype", c_int), ("matrix", Matrix), ("x", c_void_p), ("x_stride", c_int64), ("rows", c_int),
         ("chosen", c_int), ("sources", c_void_p), ("starts", c_void_p), ("choice", FewChoice),
         ("activation", c_int), ("clamped", c_float), ("out", c_void_p), ("out_stride", c_int64),
+        ("shared", SharedFields),
     )  # fmt: skip
 
 
@@ -69,8 +74,9 @@ class DownArgs(ctypes.Structure):
     _fields_ = (
         ("dtype", c_int), ("matrix", Matrix), ("x", c_void_p), ("x_stride", c_int64), ("rows", c_int),
         ("chosen", c_int), ("lists", Lists), ("choice", FewChoice), ("shared", c_void_p), ("shared_stride", c_int64),
-        ("gates", c_void_p), ("residual", c_void_p), ("residual_stride", c_int64), ("parts", c_void_p),
-        ("parts_stride", c_int64), ("out", c_void_p), ("out_stride", c_int64),
+        ("shared_product", SharedFields), ("gates", c_void_p), ("factor", c_float), ("residual", c_void_p),
+        ("residual_stride", c_int64), ("parts", c_void_p), ("parts_stride", c_int64), ("out", c_void_p),
+        ("out_stride", c_int64),
     )  # fmt: skip
 
 
@@ -85,6 +91,13 @@ def matrix_of(weight: Tensor, bias: Tensor | None, experts: int) -> Matrix:
     return Matrix(
         weight.data_ptr(), weight.stride(0), address(bias), experts, len(weight) // experts, weight.shape[1]
     )  # fmt: skip
+
+
+def within(shared: SharedProduct | None) -> SharedFields:
+    if shared is None:
+        return SharedFields()
+    (weight, bias), rows = shared
+    return SharedFields(matrix_of(weight, bias, 1), rows.data_ptr(), rows.stride(0))
 
 
 def coded_activation(name: str) -> tuple[int, int]:
@@ -187,7 +200,7 @@ class EmulatedExperts:
 
     def up(
         self, x: Tensor, weight: Tensor, taken: Taken, activation: str = "silu", *, many: bool,
-        bias: Tensor | None = None, clamped: float | None = None,
+        bias: Tensor | None = None, clamped: float | None = None, shared: SharedProduct | None = None,
     ) -> Tensor:  # fmt: skip
         how, x, weight = Described(taken, many), aligned(x), aligned(weight)
         matrix = matrix_of(weight, bias, how.experts)
@@ -197,26 +210,28 @@ class EmulatedExperts:
             "up_many" if many else "up_few",
             UpArgs(
                 DTYPES[x.dtype], matrix, x.data_ptr(), x.stride(0), how.rows, how.chosen, how.lists.sources,
-                how.lists.starts, how.choice, code, clamped or 0.0, out.data_ptr(), out.stride(0),
+                how.lists.starts, how.choice, code, clamped or 0.0, out.data_ptr(), out.stride(0), within(shared),
             ),
         )  # fmt: skip
         return out
 
     def down(
         self, x: Tensor, weight: Tensor, taken: Taken, *, many: bool, bias: Tensor | None = None,
-        shared: Tensor | None = None, gates: Tensor | None = None, residual: Tensor | None = None,
+        shared: Tensor | SharedProduct | None = None, gates: Tensor | None = None, factor: float = 1.0,
+        residual: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         how, x, weight = Described(taken, many), aligned(x), aligned(weight)
         matrix = matrix_of(weight, bias, how.experts)
         out = aligned(torch.full((how.rows, matrix.columns), float("nan"), dtype=x.dtype))
         parts = aligned(torch.full((how.rows * how.chosen, matrix.columns), float("nan"), dtype=x.dtype))
+        product, shared = (shared, None) if isinstance(shared, SharedProduct) else (None, shared)
         shared, residual = (None if t is None else aligned(t) for t in (shared, residual))
         strides = [0 if t is None else t.stride(0) for t in (shared, residual)]
         self._call(
             "down_many" if many else "down_few",
             DownArgs(
                 DTYPES[x.dtype], matrix, x.data_ptr(), x.stride(0), how.rows, how.chosen,
-                how.lists, how.choice, address(shared), strides[0], address(gates),
+                how.lists, how.choice, address(shared), strides[0], within(product), address(gates), factor,
                 address(residual), strides[1], parts.data_ptr(), parts.stride(0), out.data_ptr(), out.stride(0),
             ),
         )  # fmt: skip

@@ -46,6 +46,18 @@ def experts(counts: Sequence[int] = (1, 3, 40, 64, 65, 300, 1100)) -> None:
                 inner, ops.Experts(down), found.taken, shared=data(rows, HIDDEN), gates=found.gates,
                 residual=data(rows, HIDDEN),
             )  # fmt: skip
+            if isinstance(found.taken, ops.RouterLogits):
+                shared_experts(found, first, ops.Experts(down))
+
+
+def shared_experts(found: ops.Routed, up: ops.Experts, down: ops.Experts) -> None:
+    """Products of a shared expert within the launches of a few rows, wider than the experts and narrower."""
+    for width, (kind, halves) in product((200, 40), (("silu", 2), ("relu2", 1))):
+        room = data(len(found.rows), width)
+        first, second = (ops.Experts(data(*shape)) for shape in ((halves * width, HIDDEN), (HIDDEN, width)))
+        inner = ops.experts_up(found.rows, up, found.taken, kind, shared=ops.SharedProduct(first, room))
+        within = ops.SharedProduct(second, room)
+        ops.experts_down(inner[:, :WIDTH], down, found.taken, shared=within, gates=found.gates, factor=0.22)
 
 
 def coded_experts(forms: Sequence[tuple[Codes, int]] = FORMS, counts: Sequence[int] = (1, 3, 40, 400)) -> None:

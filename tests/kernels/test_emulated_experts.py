@@ -78,7 +78,7 @@ def expected_up(x, weight, taken, activation="silu", bias=None, clamped=None):
     return reference.act_and_mul(made, activation)
 
 
-def expected_down(x, weight, taken, bias=None, shared=None, gates=None, residual=None):
+def expected_down(x, weight, taken, bias=None, shared=None, gates=None, factor=1.0, residual=None):
     columns = len(weight) // (len(taken.starts) - 1)
     sums = torch.zeros(len(taken.places), columns, dtype=torch.float64)
     by_place = dict(zip(taken.places.flatten().tolist(), taken.weights.flatten().tolist(), strict=True))
@@ -90,7 +90,7 @@ def expected_down(x, weight, taken, bias=None, shared=None, gates=None, residual
             sums[int(taken.sources[place])] += by_place[place] * made[place - begin]
     if shared is not None:
         sums += shared.double() * (1.0 if gates is None else gates.double()[:, None])
-    return sums if residual is None else sums + residual.double()
+    return factor * sums if residual is None else factor * sums + residual.double()
 
 
 def assert_close(got, wanted, dtype):
@@ -260,7 +260,8 @@ def test_products_and_sums(emulated, size, way):
     inner = emulated.up(x, up, taken, many=WAYS[way], bias=up_bias)
     assert_close(inner, expected_up(x, up, taken, bias=up_bias), dtype)
     residual, shared, gates = torch.randn_like(x), torch.randn_like(x), torch.rand(len(x))
-    kinds = ({"residual": residual}, {"shared": shared}, {"shared": shared, "gates": gates, "residual": residual})
+    whole = {"shared": shared, "gates": gates, "factor": 0.22, "residual": residual}
+    kinds = ({"residual": residual}, {"shared": shared}, {"factor": 3.0}, whole)
     for more in kinds if size[2] == 9 else kinds[-1:]:
         got = emulated.down(inner, down, taken, many=WAYS[way], bias=down_bias, **more)
         assert_close(got, expected_down(inner, down, taken, bias=down_bias, **more), dtype)

@@ -10,10 +10,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo_kernels import ops
-from octavo_kernels.ops import Assignments, Routed, RouterProduct, Routing
+from octavo_kernels.ops import (
+    Assignments,
+    Experts,
+    Product,
+    Routed,
+    RouterLogits,
+    RouterProduct,
+    Routing,
+    SharedProduct,
+    Taken,
+)
 from octavo_worker.model.layers.linear import Dense, Linear, Products
 from octavo_worker.model.layers.mixture import ExpertGate, Mixture, Router, SharedExpert
 from octavo_worker.model.layers.norm import Input, RmsNorm
+from octavo_worker.model.layers.parts import Parts
 
 HIDDEN, WIDTH, EXPERTS = 96, 48, 16
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -150,7 +161,7 @@ def test_norms_and_factors_of_a_mixtures_own_are_a_gpus_too(rows: int, monkeypat
         factors = p.factors[torch.bucketize(taken.places, taken.starts, right=True) - 1]
         return Routed(normed, taken._replace(weights=taken.weights * factors), None)
 
-    def experts_up(rows: Tensor, _: object, taken: Assignments, *__: object) -> Tensor:
+    def experts_up(rows: Tensor, _: object, taken: Assignments, *__: object, shared: None) -> Tensor:
         return layer.gate.apply(layer.up.grouped(rows.index_select(0, taken.sources), taken.starts))
 
     def experts_down(inner: Tensor, _: object, taken: Assignments, out: Tensor, **__: object) -> Tensor:
@@ -161,6 +172,60 @@ def test_norms_and_factors_of_a_mixtures_own_are_a_gpus_too(rows: int, monkeypat
     on_gpu = replace(layer, router=router.folded(torch.float32))
     found = on_gpu._apply_on_gpu(Input(x), torch.empty_like(x), None)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+SHARED = {
+    "a few rows": (3, WIDTH, Dense, True),
+    "lists": (4, WIDTH, Dense, False),
+    "rows that begin anywhere": (2, WIDTH + 4, Dense, False),
+    "unlike parts": (1, WIDTH, lambda *linear: Parts([Dense(*linear)], [len(linear[0])]), False),
+}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", SHARED)
+def test_a_shared_expert_is_within_a_gpus_launches_of_a_few_rows(
+    name: str, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels are the CPU's here, but for what the shared expert needs."""
+    rows, width, kind, wanted_within = SHARED[name]
+    layer, x = mixture(torch.float32, ROUTINGS[0]), made(rows, HIDDEN, seed=25) * 9
+    assert layer.shared is not None
+    up = kind(made(2 * width, HIDDEN, seed=5), made(2 * width, seed=6))
+    shared = SharedExpert(up, Dense(made(HIDDEN, width, seed=7)), layer.shared.gate if gated else None)
+    layer = replace(layer, shared=shared, router=replace(layer.router, counters=torch.zeros(1)))
+    within = []
+
+    def lists(taken: Taken) -> Assignments:
+        return taken if isinstance(taken, Assignments) else ops.route(*taken[:3])
+
+    def route_rows(p: RouterProduct) -> Routed:
+        found = RouterLogits(p.x @ p.router.T, p.routing, p.correction)
+        gates = None if p.gate is None else ops.sigmoid((p.x @ p.gate.T).flatten())
+        return Routed(p.x, found if len(p.x) < 4 else lists(found), gates)
+
+    def experts_up(rows: Tensor, _: Experts, taken: Taken, *__: object, shared: SharedProduct | None) -> Tensor:
+        within.append(shared is not None)
+        if shared is not None:
+            shared.rows.copy_(layer.gate.apply_shared(ops.linear(Product(rows, *shared.expert))))
+        taken = lists(taken)
+        return layer.gate.apply(layer.up.grouped(rows.index_select(0, taken.sources), taken.starts))
+
+    def experts_down(
+        inner: Tensor, _: Experts, taken: Taken, out: Tensor, *, shared: Tensor | SharedProduct, gates: Tensor | None,
+        residual: Tensor,
+    ) -> Tensor:  # fmt: skip
+        within.append(isinstance(shared, SharedProduct))
+        made = ops.linear(Product(shared.rows, *shared.expert)) if isinstance(shared, SharedProduct) else shared
+        taken = lists(taken)
+        parts = layer.down.grouped(inner, taken.starts)
+        return ops.combine(parts, taken, out, shared=made, gates=gates, residual=residual)
+
+    for fake in (route_rows, experts_up, experts_down):
+        monkeypatch.setattr(ops, fake.__name__, fake)
+    found = layer._apply_on_gpu(Input(x), torch.empty_like(x), x)
+    assert within == [wanted_within] * 2
+    torch.testing.assert_close(found, layer.apply(Input(x), residual=x), atol=1e-5, rtol=1e-4)
 
 
 def test_a_row_that_is_no_number_spoils_itself_alone() -> None:

@@ -125,7 +125,24 @@ class Experts(NamedTuple):
         return self.weight.columns if isinstance(self.weight, CodedWeight) else len(self.weight)
 
 
-def experts_up(x: Tensor, experts: Experts, taken: Taken, kind: Gate | Ungated, clamped: float | None = None) -> Tensor:
+class SharedProduct(NamedTuple):
+    """A product of the expert that all rows of a step take, padding too, within the launch of the others': `rows` are
+    those that the first one makes and the second one takes, `[T, W]`, of any width. Of experts in 16 bits and logits
+    alone. It is never clamped."""
+
+    expert: Experts
+    rows: Tensor
+
+
+def experts_up(
+    x: Tensor,
+    experts: Experts,
+    taken: Taken,
+    kind: Gate | Ungated,
+    clamped: float | None = None,
+    *,
+    shared: SharedProduct | None = None,
+) -> Tensor:
     """For each assignment, by place, the gate's activation times the second half of its row's product, or an activation
     without a gate of the whole product, rounded as if the product were stored; `clamped`: the gate is at most that, and
     the other within it, and larger by one. Raises `TypeError` or `ValueError`, naming the argument, for what does not
@@ -138,10 +155,13 @@ def experts_up(x: Tensor, experts: Experts, taken: Taken, kind: Gate | Ungated, 
         raise ValueError(f"clamped must be None for {kind}, which has no gate")
     rows, chosen = _pairs(taken)
     check("x", x, x.dtype, (rows, None))
+    width = 0 if shared is None else shared.rows.shape[-1]
+    within = _shared(shared, x, experts, taken, halves * width, x.shape[1])
     out, x = x.new_empty(rows * chosen, columns // halves), _in_order(x, experts)
     cuda.run(
         *_operation("experts_up", x, experts),
         DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, *_taken(taken), code, clamped or 0.0, rows_at(out),
+        within,
     )  # fmt: skip
     return out
 
@@ -152,18 +172,21 @@ def experts_down(
     taken: Taken,
     out: Tensor | None = None,
     *,
-    shared: Tensor | None = None,
+    shared: Tensor | SharedProduct | None = None,
     gates: Tensor | None = None,
+    factor: float = 1.0,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Products of the rows of `x[A, K]`, which lie by place, each rounded, and summed as `combine` does it. Logits must
-    be older than the stream's previous kernel. Raises `TypeError` or `ValueError`, naming the argument, for what does
-    not fit."""
+    """Products of the rows of `x[A, K]`, which lie by place, each rounded, and summed as `combine` does it; `factor` is
+    that of the sum, before the residual. A shared product is rounded, too. Logits must be older than the stream's
+    previous kernel. Raises `TypeError` or `ValueError`, naming the argument, for what does not fit."""
     matrix, columns = _matrix(x, experts, taken)
     rows, chosen = _pairs(taken)
     check("x", x, x.dtype, (rows * chosen, None))
     out = output(out, x, (rows, columns))
-    for name, tensor in (("shared", shared), ("residual", residual)):
+    product, made = (shared, None) if isinstance(shared, SharedProduct) else (None, shared)
+    within = _shared(product, x, experts, taken, columns, 0 if product is None else product.rows.shape[-1])
+    for name, tensor in (("shared", made), ("residual", residual)):
         if tensor is not None:
             check(name, tensor, x.dtype, (rows, columns))
     if gates is not None:
@@ -172,10 +195,26 @@ def experts_down(
     x = _in_order(x, experts)
     cuda.run(
         *_operation("experts_down", x, experts),
-        DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, *_taken(taken), rows_at(shared), address(gates),
-        rows_at(residual), rows_at(parts), rows_at(out),
+        DTYPES[x.dtype], matrix, rows_at(x), rows, chosen, *_taken(taken),
+        (rows_at(made), within, address(gates), factor, rows_at(residual)), rows_at(parts), rows_at(out),
     )  # fmt: skip
     return out
+
+
+def _shared(
+    of: SharedProduct | None, x: Tensor, experts: Experts, taken: Taken, columns: int, depth: int
+) -> tuple[object, ...]:
+    """The module's `SharedProduct`, of a matrix `[columns, depth]`."""
+    if of is None:
+        return (0, 0, 0, 0, 0, 0), 0, 0
+    (weight, bias), rows = of
+    if isinstance(taken, Assignments) or isinstance(experts.weight, CodedWeight) or isinstance(weight, CodedWeight):
+        raise ValueError("shared products are for logits and weights in 16 bits; compute them in launches of their own")
+    check("shared.rows", rows, x.dtype, (len(taken.logits), None))
+    check("shared.expert.weight", weight, x.dtype, (columns, depth))
+    if bias is not None:
+        check("shared.expert.bias", bias, x.dtype, (columns,))
+    return (*rows_at(weight), address(bias), 1, columns, depth), *rows_at(rows)
 
 
 def _operation(name: str, x: Tensor, experts: Experts) -> tuple[str, torch.device]:

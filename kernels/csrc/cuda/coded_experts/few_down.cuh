@@ -67,14 +67,8 @@ struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1, Scale> {
   __device__ void store(int slice) const {
     for (int i = threadIdx.x; i < a.rows * kStripRows; i += kFewWarps * 32) {
       const int row = i / kStripRows, column = slice * kStripRows + i % kStripRows;
-      float sum = sums[i];
+      static_cast<T*>(a.out)[row * a.out_stride + column] = finished<T>(a, row, column, sums[i]);
       sums[i] = 0.0f;
-      if (a.shared) {
-        const float x = load_half<T>(a.shared, row * a.shared_stride + column);
-        sum = a.gates ? __fmaf_rn(__ldcg(a.gates + row), x, sum) : sum + x;
-      }
-      if (a.residual) sum += load_half<T>(a.residual, row * a.residual_stride + column);
-      static_cast<T*>(a.out)[row * a.out_stride + column] = from_float<T>(sum);
     }
   }
 };

@@ -68,6 +68,14 @@ struct FewChoice : RouterLogits {
   int first;
 };
 
+// A product of the expert that all rows of a step take, padding too, within the launch of the others. The first one makes its
+// `rows`, the second one takes them.
+struct SharedProduct {
+  ExpertMatrix matrix;  // of one expert; its weight null: there is none
+  void* rows;
+  int64_t stride;
+};
+
 // activation(x gate^T) * (x up^T) of every pair, at its place: [rows * chosen][columns / 2]; or, by an activation that no gate has,
 // activation(x up^T): [rows * chosen][columns].
 struct ExpertsUpArgs {
@@ -82,6 +90,7 @@ struct ExpertsUpArgs {
   float clamped;   // 0: not; otherwise the gate is at most that, and up within it and larger by one
   void* out;
   int64_t out_stride;
+  SharedProduct shared;  // of `few`: its rows are made here, and never clamped
 };
 
 // The product of every pair's row with its expert. With `few`, rows' sums of them, else `parts`.
@@ -95,7 +104,9 @@ struct ExpertsDownArgs {
   FewChoice choice;  // of `few`, made by a kernel before the previous one
   const void* shared;  // null: none; otherwise rows' sums have it, too, times `gates` where there are any
   int64_t shared_stride;
+  SharedProduct shared_product;  // of `few`, where `shared` is null: rows' sums have this, rounded as if it were stored
   const float* gates;
+  float factor;          // of rows' sums
   const void* residual;  // null: none
   int64_t residual_stride;
   void* parts;  // [rows * chosen][columns]

@@ -13,6 +13,17 @@ inline auto fields(RouterLogits& x) { return std::tie(x.routing, x.logits, x.cor
 inline auto fields(FewChoice& x) { return std::tie(static_cast<RouterLogits&>(x), x.first); }
 inline auto fields(Lists& x) { return std::tie(x.weights, x.places, x.sources, x.starts); }
 inline auto fields(ExpertMatrix& x) { return std::tie(x.weight, x.stride, x.bias, x.experts, x.columns, x.depth); }
+inline auto fields(SharedProduct& x) { return std::tie(x.matrix, x.rows, x.stride); }
+
+// Operands of rows' sums beside their experts.
+struct Beside {
+  Rows shared;
+  SharedProduct product;
+  const float* gates;
+  float factor;
+  Rows residual;
+};
+inline auto fields(Beside& x) { return std::tie(x.shared, x.product, x.gates, x.factor, x.residual); }
 
 // Matrices of codes: `operands` have no weight.
 struct CodedExpertMatrix {
@@ -38,6 +49,13 @@ struct RouteRoom {
 };
 inline auto fields(RouteRoom& x) { return std::tie(x.gates, x.ids, x.counters); }
 
+inline ExpertsDownArgs down_args(int dtype, const ExpertMatrix& matrix, const Rows& x, int rows, int chosen, const Lists& lists,
+                                 const FewChoice& choice, const Beside& beside, const Rows& parts, const Rows& out) {
+  return {Dtype(dtype), matrix, x.data, x.stride, rows, chosen, lists, choice, beside.shared.data, beside.shared.stride,
+          beside.product, beside.gates, beside.factor, beside.residual.data, beside.residual.stride, parts.data, parts.stride,
+          out.data, out.stride};
+}
+
 }  // namespace octavo
 
 namespace py = pybind11;
@@ -61,34 +79,32 @@ void octavo::define_experts(py::module_& m) {
     check("list_rows", list_rows(a, stream_at(stream)));
   });
   m.def("experts_up", [](int dtype, const ExpertMatrix& matrix, const Rows& x, int rows, int chosen, const Lists& lists,
-                         const FewChoice& choice, int activation, float clamped, const Rows& out, Address stream) {
+                         const FewChoice& choice, int activation, float clamped, const Rows& out, const SharedProduct& shared,
+                         Address stream) {
     const ExpertsUpArgs a{Dtype(dtype), matrix, x.data, x.stride, rows, chosen, lists.sources, lists.starts, choice,
-                          activation, clamped, out.data, out.stride};
+                          activation, clamped, out.data, out.stride, shared};
     check("experts_up", a.starts ? experts_up_many(a, stream_at(stream)) : experts_up_few(a, stream_at(stream)));
   });
   m.def("experts_down", [](int dtype, const ExpertMatrix& matrix, const Rows& x, int rows, int chosen, const Lists& lists,
-                           const FewChoice& choice, const Rows& shared, Address gates, const Rows& residual,
-                           const Rows& parts, const Rows& out, Address stream) {
-    const ExpertsDownArgs a{Dtype(dtype), matrix, x.data, x.stride, rows, chosen, lists, choice, shared.data, shared.stride,
-                            at<float>(gates), residual.data, residual.stride, parts.data, parts.stride, out.data, out.stride};
+                           const FewChoice& choice, const Beside& beside, const Rows& parts, const Rows& out, Address stream) {
+    const ExpertsDownArgs a = down_args(dtype, matrix, x, rows, chosen, lists, choice, beside, parts, out);
     if (!a.parts) return check("experts_down", experts_down_few(a, stream_at(stream)));
     check("experts_down", experts_down_many(a, stream_at(stream)));
     check("experts_down", experts_sum(a, stream_at(stream)));
   });
   m.def("coded_experts_up", [](int dtype, const CodedExpertMatrix& matrix, const Rows& x, int rows, int chosen, const Lists& lists,
-                               const FewChoice& choice, int activation, float clamped, const Rows& out, Address stream) {
+                               const FewChoice& choice, int activation, float clamped, const Rows& out,
+                               const SharedProduct& shared, Address stream) {
     const ExpertsUpArgs operands{Dtype(dtype), matrix.operands, x.data, x.stride, rows, chosen, lists.sources,
-                                 lists.starts, choice, activation, clamped, out.data, out.stride};
+                                 lists.starts, choice, activation, clamped, out.data, out.stride, shared};
     const CodedExpertsUpArgs a{operands, matrix.strips};
     check("coded_experts_up", a.starts ? coded_experts_up_many(a, stream_at(stream)) : coded_experts_up_few(a, stream_at(stream)));
   });
   m.def("coded_experts_down", [](int dtype, const CodedExpertMatrix& matrix, const Rows& x, int rows, int chosen,
-                                 const Lists& lists, const FewChoice& choice, const Rows& shared, Address gates,
-                                 const Rows& residual, const Rows& parts, const Rows& out, Address stream) {
-    const ExpertsDownArgs operands{Dtype(dtype), matrix.operands, x.data, x.stride, rows, chosen, lists, choice, shared.data,
-                                   shared.stride, at<float>(gates), residual.data, residual.stride, parts.data, parts.stride,
-                                   out.data, out.stride};
-    const CodedExpertsDownArgs a{operands, matrix.strips};
+                                 const Lists& lists, const FewChoice& choice, const Beside& beside, const Rows& parts,
+                                 const Rows& out, Address stream) {
+    const CodedExpertsDownArgs a{down_args(dtype, matrix.operands, x, rows, chosen, lists, choice, beside, parts, out),
+                                 matrix.strips};
     if (!a.parts) return check("coded_experts_down", coded_experts_down_few(a, stream_at(stream)));
     check("coded_experts_down", coded_experts_down_many(a, stream_at(stream)));
     check("coded_experts_down", experts_sum(a, stream_at(stream)));

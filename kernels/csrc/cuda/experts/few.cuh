@@ -132,10 +132,11 @@ struct FewLists {
   }
 };
 
-// Units in the order in which a block takes them: `at(i)` is the i-th one's expert and slice.
+// A slice of an expert's matrix, and the rows that take it: of the shared expert all.
 struct Unit {
   Hit hit;
   int slice;
+  bool is_shared = false;
 };
 
 // A block of the kernel `Product`, which says where units' rows are, and what becomes of their sums.

@@ -1,6 +1,6 @@
 // The second product of experts with up to eight rows of a step, and rows' sums. A block has the same sixteen outputs of every expert
-// hit, one after the other, and so adds up rows' experts in their order. Logits are those of the kernel before the previous one:
-// weights flow while that one ends.
+// hit, one after the other, and so adds up rows' experts in their order, and then of a shared one, whose depth may be another: its
+// pieces are as long as theirs. Logits are those of the kernel before the previous one: weights flow while that one ends.
 #include "experts/checks.h"
 #include "experts/few.cuh"
 
@@ -24,34 +24,44 @@ struct Block : FewBlock<T> {
     for (int i = thread; i < a.rows * kUnitRows; i += threads) sums[i] = 0.0f;
   }
 
+  // Units of a slice: of the experts hit and of the shared one.
+  __device__ int units() const { return *lists.count + (a.shared_product.matrix.weight != nullptr); }
+  __device__ Unit unit(int i, int slice) const {
+    if (i == *lists.count) return {{0, 0, a.rows}, slice, true};
+    return {lists.hits[i], slice};
+  }
+  __device__ const ExpertMatrix& matrix(const Unit& u) const { return u.is_shared ? a.shared_product.matrix : a.matrix; }
+
   __device__ void copy() {
     const uint64_t policy = read_once_policy();
     for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x)
-      for (int h = 0; h < *lists.count; ++h) {
-        const T* matrix =
-            static_cast<const T*>(a.matrix.weight) + int64_t(lists.hits[h].expert) * a.matrix.columns * a.matrix.stride;
+      for (int i = 0; i < units(); ++i) {
+        const Unit u = unit(i, slice);
+        const ExpertMatrix& m = matrix(u);
+        const T* weight = static_cast<const T*>(m.weight) + int64_t(u.hit.expert) * m.columns * m.stride;
         Base::bring(
             [&](int row) -> const T* {
               const int output = slice * kUnitRows + row;
-              return output < a.matrix.columns ? matrix + int64_t(output) * a.matrix.stride : nullptr;
+              return output < a.matrix.columns ? weight + int64_t(output) * m.stride : nullptr;
             },
-            a.matrix.depth, policy);
+            m.depth, policy);
       }
   }
 
   __device__ void compute() {
     int turn = 0;
     for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x) {
-      for (int h = 0; h < *lists.count; ++h) {
-        const Hit hit = lists.hits[h];
-        const int rows = hit.end - hit.begin;
+      for (int i = 0; i < units(); ++i) {
+        const Unit u = unit(i, slice);
+        const T* x = static_cast<const T*>(u.is_shared ? a.shared_product.rows : a.x);
+        const int64_t stride = u.is_shared ? a.shared_product.stride : a.x_stride;
+        const int place = u.hit.begin + lane % 4 * 2, output = lane / 4;
+        const float weight = weight_of(u, place), next = weight_of(u, place + 1);
         float products[4] = {};
-        Base::multiply([&](int row) { return static_cast<const T*>(a.x) + (hit.begin + row) * a.x_stride; }, rows,
-                       a.matrix.depth, products);
+        Base::multiply([&](int row) { return x + (u.hit.begin + row) * stride; }, u.hit.end - u.hit.begin, matrix(u).depth, products);
         Base::add_up(products, turn++, [&](const float4& all) {
-          const int place = hit.begin + lane % 4 * 2, output = lane / 4;
-          add(hit, slice, place, output, all.x), add(hit, slice, place + 1, output, all.y);
-          add(hit, slice, place, output + 8, all.z), add(hit, slice, place + 1, output + 8, all.w);
+          add(u, place, output, weight, all.x), add(u, place + 1, output, next, all.y);
+          add(u, place, output + 8, weight, all.z), add(u, place + 1, output + 8, next, all.w);
         });
       }
       barrier_sync(1, kFewWarps * 32);
@@ -60,28 +70,29 @@ struct Block : FewBlock<T> {
     }
   }
 
+  // A row is its own place among the shared expert's. Its factor is under way while that is multiplied.
+  __device__ float weight_of(const Unit& u, int place) const {
+    if (place >= u.hit.end) return 0.0f;
+    if (!u.is_shared) return lists.weights[place];
+    return a.gates ? __ldcg(a.gates + place) : 1.0f;
+  }
+
   // A row's term is rounded as if it were stored.
-  __device__ void add(const Hit& hit, int slice, int place, int output, float product) const {
-    const int column = slice * kUnitRows + output;
-    if (place >= hit.end || column >= a.matrix.columns) return;
-    if (a.matrix.bias)
-      product += to_float(static_cast<const T*>(a.matrix.bias)[int64_t(hit.expert) * a.matrix.columns + column]);
-    float& sum = sums[lists.sources[place] * kUnitRows + output];
-    sum = __fmaf_rn(lists.weights[place], to_float(from_float<T>(product)), sum);
+  __device__ void add(const Unit& u, int place, int output, float weight, float product) const {
+    const ExpertMatrix& m = matrix(u);
+    const int column = u.slice * kUnitRows + output;
+    if (place >= u.hit.end || column >= m.columns) return;
+    if (m.bias) product += to_float(static_cast<const T*>(m.bias)[int64_t(u.hit.expert) * m.columns + column]);
+    float& sum = sums[(u.is_shared ? place : lists.sources[place]) * kUnitRows + output];
+    sum = __fmaf_rn(weight, to_float(from_float<T>(product)), sum);
   }
 
   __device__ void store(int slice) const {
     for (int i = threadIdx.x; i < a.rows * kUnitRows; i += kFewWarps * 32) {
       const int row = i / kUnitRows, column = slice * kUnitRows + i % kUnitRows;
-      float sum = sums[i];
+      const float sum = sums[i];
       sums[i] = 0.0f;
-      if (column >= a.matrix.columns) continue;
-      if (a.shared) {
-        const float x = load_half<T>(a.shared, row * a.shared_stride + column);
-        sum = a.gates ? __fmaf_rn(__ldcg(a.gates + row), x, sum) : sum + x;
-      }
-      if (a.residual) sum += load_half<T>(a.residual, row * a.residual_stride + column);
-      static_cast<T*>(a.out)[row * a.out_stride + column] = from_float<T>(sum);
+      if (column < a.matrix.columns) static_cast<T*>(a.out)[row * a.out_stride + column] = finished<T>(a, row, column, sum);
     }
   }
 };
@@ -112,7 +123,10 @@ __global__ void __launch_bounds__(kFewThreads, 2)
 cudaError_t experts_down_few(const ExpertsDownArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
-  if (device.major < 9 || !takes_choice(a) || !takes(a.matrix, a.chosen, a.x, a.x_stride)) return cudaErrorInvalidValue;
+  if (device.major < 9 || !takes_choice(a) || !takes(a.matrix, a.chosen, a.x, a.x_stride) ||
+      !takes_shared(a.shared_product, a.shared_product.rows, a.shared_product.stride) ||
+      (a.shared_product.matrix.weight && a.shared_product.matrix.columns != a.matrix.columns))
+    return cudaErrorInvalidValue;
   const int slices = (a.matrix.columns + kUnitRows - 1) / kUnitRows;
   const FewCut cut = cut_few(a.matrix, slices, a.rows * a.chosen, a.rows * kUnitRows * 4);
   const Launch how{dim3(std::min(slices, 2 * device.multiprocessors)), kFewThreads, cut.bytes};

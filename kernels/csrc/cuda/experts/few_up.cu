@@ -1,5 +1,5 @@
 // The first product of experts with up to eight rows of a step, and its activation. A unit has eight rows of gate and the same of up,
-// or, without a gate, sixteen of up. All units of the experts hit are shared out evenly.
+// or, without a gate, sixteen of up. All units of the experts hit, and behind them those of a shared expert, are shared out evenly.
 #include "experts/activation.cuh"
 #include "experts/checks.h"
 #include "experts/few.cuh"
@@ -23,23 +23,30 @@ struct Block : FewBlock<T> {
   __device__ Block(const ExpertsUpArgs& args, const FewCut& how, char* memory)
       : Base(memory, how), a(args), lists(memory, how), has_gate(is_gate(args.activation)) {}
 
-  __device__ int width() const { return has_gate ? a.matrix.columns / 2 : a.matrix.columns; }
+  __device__ const ExpertMatrix& matrix(const Unit& u) const { return u.is_shared ? a.shared.matrix : a.matrix; }
+  __device__ int width(const ExpertMatrix& m) const { return has_gate ? m.columns / 2 : m.columns; }
   __device__ void share_out() {
-    const int64_t units = int64_t(*lists.count) * cut.slices;
+    const int own = has_gate ? kHalf : kUnitRows, shared = a.shared.matrix.weight ? width(a.shared.matrix) : 0;
+    const int64_t units = int64_t(*lists.count) * cut.slices + (shared + own - 1) / own;
     first = int(units * blockIdx.x / gridDim.x), last = int(units * (blockIdx.x + 1) / gridDim.x);
   }
-  __device__ Unit unit(int i) const { return {lists.hits[i / cut.slices], i % cut.slices}; }
+  __device__ Unit unit(int i) const {
+    const int behind = i - *lists.count * cut.slices;
+    if (behind >= 0) return {{0, 0, a.rows}, behind, true};
+    return {lists.hits[i / cut.slices], i % cut.slices};
+  }
 
   __device__ void copy() {
     const uint64_t policy = read_once_policy();
     for (int i = first; i < last; ++i) {
       const Unit u = unit(i);
-      const T* matrix = static_cast<const T*>(a.matrix.weight) + int64_t(u.hit.expert) * a.matrix.columns * a.matrix.stride;
+      const ExpertMatrix& m = matrix(u);
+      const T* weight = static_cast<const T*>(m.weight) + int64_t(u.hit.expert) * m.columns * m.stride;
       Base::bring(
           [&](int row) -> const T* {
             const int column = has_gate ? u.slice * kHalf + row % kHalf : u.slice * kUnitRows + row;
             const int half = has_gate ? row / kHalf : 0;
-            return column < width() ? matrix + int64_t(half * width() + column) * a.matrix.stride : nullptr;
+            return column < width(m) ? weight + int64_t(half * width(m) + column) * m.stride : nullptr;
           },
           a.matrix.depth, policy);
     }
@@ -52,8 +59,11 @@ struct Block : FewBlock<T> {
       const int rows = u.hit.end - u.hit.begin;
       float sums[4] = {};
       Base::multiply(
-          [&](int row) { return static_cast<const T*>(a.x) + lists.sources[u.hit.begin + row] * a.x_stride; }, rows,
-          a.matrix.depth, sums);
+          [&](int row) {
+            const int source = u.is_shared ? row : lists.sources[u.hit.begin + row];
+            return static_cast<const T*>(a.x) + source * a.x_stride;
+          },
+          rows, a.matrix.depth, sums);
       Base::add_up(sums, turn++, [&](const float4& all) {
         const int row = lane % 4 * 2;
         if (has_gate) {
@@ -66,21 +76,27 @@ struct Block : FewBlock<T> {
     }
   }
 
+  __device__ T& output(const Unit& u, int row, int column) const {
+    if (u.is_shared) return static_cast<T*>(a.shared.rows)[row * a.shared.stride + column];
+    return static_cast<T*>(a.out)[(u.hit.begin + row) * a.out_stride + column];
+  }
   __device__ void store_gated(const Unit& u, int row, int rows, float gate, float up) const {
+    const ExpertMatrix& m = matrix(u);
     const int column = u.slice * kHalf + lane / 4;
-    if (row >= rows || column >= width()) return;
-    if (a.matrix.bias) {
-      const T* bias = static_cast<const T*>(a.matrix.bias) + int64_t(u.hit.expert) * a.matrix.columns + column;
-      gate += to_float(bias[0]), up += to_float(bias[width()]);
+    if (row >= rows || column >= width(m)) return;
+    if (m.bias) {
+      const T* bias = static_cast<const T*>(m.bias) + int64_t(u.hit.expert) * m.columns + column;
+      gate += to_float(bias[0]), up += to_float(bias[width(m)]);
     }
-    static_cast<T*>(a.out)[(u.hit.begin + row) * a.out_stride + column] = gated<T>(gate, up, a.activation, a.clamped);
+    output(u, row, column) = gated<T>(gate, up, a.activation, u.is_shared ? 0.0f : a.clamped);
   }
   // Without a gate: of the unit's row that is so many behind the lane's first.
   __device__ void store(const Unit& u, int row, int rows, int behind, float up) const {
+    const ExpertMatrix& m = matrix(u);
     const int column = u.slice * kUnitRows + behind + lane / 4;
-    if (row >= rows || column >= width()) return;
-    if (a.matrix.bias) up += to_float(static_cast<const T*>(a.matrix.bias)[int64_t(u.hit.expert) * a.matrix.columns + column]);
-    static_cast<T*>(a.out)[(u.hit.begin + row) * a.out_stride + column] = squared_relu<T>(up);
+    if (row >= rows || column >= width(m)) return;
+    if (m.bias) up += to_float(static_cast<const T*>(m.bias)[int64_t(u.hit.expert) * m.columns + column]);
+    output(u, row, column) = squared_relu<T>(up);
   }
 };
 
@@ -108,7 +124,8 @@ cudaError_t experts_up_few(const ExpertsUpArgs& a, cudaStream_t stream) {
   Device device;
   if (cudaError_t error = describe(device); error != cudaSuccess) return error;
   if (device.major < 9 || !takes_choice(a) || !takes_activation(a.activation) || !takes(a.matrix, a.chosen, a.x, a.x_stride) ||
-      (is_gate(a.activation) && a.matrix.columns % 2))
+      (is_gate(a.activation) && (a.matrix.columns % 2 || a.shared.matrix.columns % 2)) || !takes_shared(a.shared, a.x, a.x_stride) ||
+      (a.shared.matrix.weight && a.shared.matrix.depth != a.matrix.depth))
     return cudaErrorInvalidValue;
   const bool has_gate = is_gate(a.activation);
   const int width = has_gate ? a.matrix.columns / 2 : a.matrix.columns, own = has_gate ? kHalf : kUnitRows;

@@ -1,4 +1,5 @@
-// Rows' sums of what their experts made of them: by ascending expert, in float32, then the shared expert, then the residual.
+// Rows' sums of what their experts made of them: by ascending expert, in float32, then the shared expert; and the residual behind
+// their multiple.
 #include "experts/checks.h"
 #include "linear/norm.cuh"
 
@@ -41,7 +42,10 @@ __global__ void __launch_bounds__(kThreads) experts_sum_kernel(const __grid_cons
     for (int j = 0; j < kAtOnce; ++j) add(raw[j], weight[j]);
   }
   if (a.shared) add(vector(a.shared, row * a.shared_stride + column), a.gates ? __ldcg(a.gates + row) : 1.0f);
-  if (a.residual) add(vector(a.residual, row * a.residual_stride + column), 1.0f);
+  float residual[kVector] = {};
+  if (a.residual) widen<T>(vector(a.residual, row * a.residual_stride + column), residual);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) sum[i] = __fmaf_rn(a.factor, sum[i], residual[i]);
   *reinterpret_cast<uint4*>(static_cast<T*>(a.out) + row * a.out_stride + column) = narrow<T>(sum);
 }
 

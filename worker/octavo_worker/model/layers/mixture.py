@@ -19,6 +19,7 @@ from octavo_kernels.ops import (
     RouterLogits,
     RouterProduct,
     Routing,
+    SharedProduct,
     Taken,
 )
 from octavo_worker.model.layers.buffers import Buffers
@@ -103,9 +104,9 @@ class ExpertGate:
         """The same for the expert that all rows take, which is never clamped."""
         return ops.act_and_mul(product, self.activation)
 
-    def experts_up(self, rows: Tensor, experts: Experts, taken: Taken) -> Tensor:
+    def experts_up(self, rows: Tensor, experts: Experts, taken: Taken, shared: SharedProduct | None) -> Tensor:
         """On a GPU: product and activation by place."""
-        return ops.experts_up(rows, experts, taken, self.activation, self.clamped)
+        return ops.experts_up(rows, experts, taken, self.activation, self.clamped, shared=shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +123,11 @@ class ExpertActivation:
 
     apply_shared = apply
 
-    def experts_up(self, rows: Tensor, experts: Experts, taken: Taken) -> Tensor:
+    def experts_up(self, rows: Tensor, experts: Experts, taken: Taken, shared: SharedProduct | None) -> Tensor:
         """On a GPU: product and activation by place. Kernels have the square of relu alone."""
         assert self.activation == "relu"
         assert self.squared
-        return ops.experts_up(rows, experts, taken, "relu2")
+        return ops.experts_up(rows, experts, taken, "relu2", shared=shared)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +137,11 @@ class SharedExpert:
     up: Linear  # rows: gate, up
     down: Linear
     gate: Dense | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """True if its matrices are in 16 bits on a GPU, with rows of whole 16 bytes, as experts have them."""
+        return isinstance(self.up, Dense) and isinstance(self.down, Dense) and self.down.weight.shape[1] % 8 == 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,17 +209,30 @@ class Mixture(Linear):
         return parts
 
     def _apply_on_gpu(self, x: Input, out: Tensor, residual: Tensor | None) -> Tensor:
-        """Three launches of a few rows, five of more; a norm of the experts' own is one more."""
+        """Three launches of a few rows, five of more; a norm of the experts' own is one more, and so are products of a
+        shared expert that are not within the others'."""
         if not len(x.rows):
             return out
         routed = self.router.route(x, None if self.shared is None else self.shared.gate)
-        shared = None if self.shared is None else self._shared_output(routed.rows)
+        within, shared = self._shared_on_gpu(routed)
         taken = routed.taken if self.owned is None else assigned_to(self.owned, routed.taken)
         rows = routed.rows if self.norm is None else self.norm.apply(x.rows, torch.empty_like(x.rows))
-        inner = self.gate.experts_up(rows, self.up.experts(), taken)
+        inner = self.gate.experts_up(rows, self.up.experts(), taken, within)
         return ops.experts_down(
             inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual
         )
+
+    def _shared_on_gpu(self, routed: Routed) -> tuple[SharedProduct | None, Tensor | SharedProduct | None]:
+        """The shared expert in the launches of both products: of a few rows, and matrices in 16 bits all round, its own
+        two, else its output in the second."""
+        if self.shared is None:
+            return None, None
+        is_dense = isinstance(self.up, Dense) and isinstance(self.down, Dense) and self.shared.is_dense
+        if not isinstance(routed.taken, RouterLogits) or not is_dense or self.norm is not None:
+            return None, self._shared_output(routed.rows)
+        up, down = self.shared.up.experts(), self.shared.down.experts()
+        activated = routed.rows.new_empty(len(routed.rows), up.columns // self.gate.halves)
+        return SharedProduct(up, activated), SharedProduct(down, activated)
 
     def _shared(self, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The shared expert's output of rows, and its factor of each."""
