@@ -118,6 +118,9 @@ def test_the_residual_is_added_last_and_may_be_where_the_sum_goes() -> None:
     found = layer.apply(Input(x), hidden, residual=hidden)
     assert found.data_ptr() == hidden.data_ptr()
     torch.testing.assert_close(found, wanted)
+    wanted += 0.22 * plain
+    assert layer.add_scaled(Input(x), hidden, 0.22)
+    torch.testing.assert_close(hidden, wanted)
 
 
 def test_a_norm_that_was_left_to_the_next_product_is_taken() -> None:
@@ -153,14 +156,26 @@ def test_norms_and_factors_of_a_mixtures_own_are_a_gpus_too(rows: int, monkeypat
     def experts_up(rows: Tensor, _: object, taken: Assignments, *__: object) -> Tensor:
         return layer.gate.apply(layer.up.grouped(rows.index_select(0, taken.sources), taken.starts))
 
-    def experts_down(inner: Tensor, _: object, taken: Assignments, out: Tensor, **__: object) -> Tensor:
-        return ops.combine(layer.down.grouped(inner, taken.starts), taken, out)
+    def experts_down(
+        inner: Tensor,
+        _: object,
+        taken: Assignments,
+        out: Tensor,
+        *,
+        residual: Tensor | None,
+        factor: float,
+        **__: object,
+    ) -> Tensor:
+        return ops.combine(layer.down.grouped(inner, taken.starts), taken, out, residual=residual, factor=factor)
 
     for fake in (route_rows, experts_up, experts_down):
         monkeypatch.setattr(ops, fake.__name__, fake)
     on_gpu = replace(layer, router=router.folded(torch.float32))
     found = on_gpu._apply_on_gpu(Input(x), torch.empty_like(x), None)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    hidden = made(rows, HIDDEN, seed=25)
+    found = on_gpu._apply_on_gpu(Input(x), torch.empty_like(x), hidden, 0.22)
+    torch.testing.assert_close(found, hidden + 0.22 * wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_a_row_that_is_no_number_spoils_itself_alone() -> None:

@@ -155,6 +155,7 @@ def experts_down(
     shared: Tensor | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
+    factor: float = 1.0,
 ) -> Tensor:
     """Products of the rows of `x[A, K]`, which lie by place, each rounded, and summed as `combine` does it. Logits must
     be older than the stream's previous kernel. Raises `TypeError` or `ValueError`, naming the argument, for what does
@@ -168,6 +169,8 @@ def experts_down(
             check(name, tensor, x.dtype, (rows, columns))
     if gates is not None:
         check("gates", gates, torch.float32, (rows,))
+    if factor != 1.0:
+        raise ValueError("factor must be 1 on a GPU")
     parts = x.new_empty(rows * chosen, columns) if isinstance(taken, Assignments) else None
     x = _in_order(x, experts)
     cuda.run(

@@ -176,17 +176,21 @@ class Mixture(Linear):
         return rows * routing.chosen * (columns // count) * HALF_BYTES
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        return self._apply_into(x, x.rows.new_empty(x.rows.shape) if out is None else out, residual)
+
+    def add_scaled(self, x: Input, total: Tensor, factor: float) -> bool:
+        self._apply_into(x, total, total, factor)
+        return True
+
+    def _apply_into(self, x: Input, out: Tensor, residual: Tensor | None, factor: float = 1.0) -> Tensor:
         if x.rows.is_cuda:
-            return self._apply_on_gpu(x, x.rows.new_empty(x.rows.shape) if out is None else out, residual)
+            return self._apply_on_gpu(x, out, residual, factor)
         rows = x.materialise()
         taken = self.router.choose(rows)
         rows = rows if self.norm is None else self.norm.apply(rows, torch.empty_like(rows))
         parts = self._products(rows, taken) if self.owned is None else self._own_products(rows, taken, self.owned)
         shared, gates = self._shared(rows)
-        return ops.combine(
-            parts, taken, rows.new_empty(rows.shape) if out is None else out, shared=shared, gates=gates,
-            residual=residual,
-        )  # fmt: skip
+        return ops.combine(parts, taken, out, shared=shared, gates=gates, residual=residual, factor=factor)
 
     def _products(self, rows: Tensor, taken: Assignments) -> Tensor:
         """By place."""
@@ -202,7 +206,7 @@ class Mixture(Linear):
         parts[first:last] = own
         return parts
 
-    def _apply_on_gpu(self, x: Input, out: Tensor, residual: Tensor | None) -> Tensor:
+    def _apply_on_gpu(self, x: Input, out: Tensor, residual: Tensor | None, factor: float = 1.0) -> Tensor:
         """Three launches of a few rows, five of more; a norm of the experts' own is one more."""
         if not len(x.rows):
             return out
@@ -212,7 +216,7 @@ class Mixture(Linear):
         rows = routed.rows if self.norm is None else self.norm.apply(x.rows, torch.empty_like(x.rows))
         inner = self.gate.experts_up(rows, self.up.experts(), taken)
         return ops.experts_down(
-            inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual
+            inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual, factor=factor
         )
 
     def _shared(self, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
