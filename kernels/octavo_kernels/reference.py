@@ -37,10 +37,12 @@ def act_and_mul(x: Tensor, kind: str) -> Tensor:
     return act(gate, kind) * up
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, factor: float = 1.0
+) -> Tensor:
     y = x @ weight.T
     y = y if bias is None else y + bias
-    return y if residual is None else y + residual
+    return y if residual is None else factor * y + residual
 
 
 def rope(x: Tensor, positions: Tensor, cos_sin: Tensor) -> Tensor:

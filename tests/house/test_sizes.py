@@ -52,10 +52,10 @@ BUDGETS = {
     "octavo_worker.engine": 7470,
     "octavo_worker.memory": 1160,
     "octavo_worker.runner": 3690,
-    "octavo_worker.model": 10190,
+    "octavo_worker.model": 10240,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1710,
-    "octavo_kernels": 5570,
+    "octavo_kernels": 5625,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 74_480
+MOST_LINES_IN_ALL = 74_570
 
 
 def lines_of(room: str) -> int:

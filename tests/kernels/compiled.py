@@ -29,11 +29,12 @@ FOR_CPUS = re.compile(r"^set\(cpu csrc/cpu\)$.*?^install\(TARGETS _cpu [^\n]*$",
 BUILD = "build and tests"
 TESTS = (
     "emulated.py", "emulated_coded_experts.py", "emulated_exchange.py", "emulated_experts.py", "emulated_latent.py",
-    "emulated_recurrent.py", "emulated_w8a8.py", "emulated_wide.py", "emulator/**/*", "plain_build.py",
-    "recurrent_blocks.py", "step_words.py", "test_codes.py", "test_cuda_build.py", "test_emulated.py",
-    "test_emulated_coded_experts.py", "test_emulated_exchange.py", "test_emulated_experts.py",
-    "test_emulated_latent.py", "test_emulated_recurrent.py", "test_emulated_shared_expert.py",
-    "test_emulated_w8a8.py", "test_emulated_wide.py", "test_waves.py", "waved.py", "waves/**/*",
+    "emulated_linear.py", "emulated_recurrent.py", "emulated_w8a8.py", "emulated_wide.py", "emulator/**/*",
+    "plain_build.py", "recurrent_blocks.py", "step_words.py", "test_codes.py", "test_cuda_build.py",
+    "test_emulated.py", "test_emulated_coded_experts.py", "test_emulated_exchange.py", "test_emulated_experts.py",
+    "test_emulated_latent.py", "test_emulated_linear.py", "test_emulated_recurrent.py",
+    "test_emulated_shared_expert.py", "test_emulated_w8a8.py", "test_emulated_wide.py", "test_waves.py", "waved.py",
+    "waves/**/*",
 )  # fmt: skip
 
 

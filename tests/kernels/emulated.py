@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,13 +32,14 @@ class Operands(ctypes.Structure):
 
 
 def build(
-    folder: Path, kernels: str = "coded", entry: str = "entry.cpp", *flags: str, sources: str = "*.cu"
-) -> ctypes.CDLL:
+    folder: Path, kernels: str = "coded", entry: str = "entry.cpp", *flags: str, sources: str = "*.cu",
+    edited: Callable[[str], str] = str,
+) -> ctypes.CDLL:  # fmt: skip
     """Compiles what runs on the host; raises `RuntimeError` with what the compiler says. `kernels`: their folder, of
-    which `sources` are compiled."""
+    which `sources` are compiled, `edited` before."""
     (folder / kernels).mkdir()
     for source in (SOURCES / "cuda" / kernels).iterdir():
-        text = SHARED.sub(r"char* const \1 = emulator::current->block->shared;", source.read_text())
+        text = SHARED.sub(r"char* const \1 = emulator::current->block->shared;", edited(source.read_text()))
         (folder / kernels / source.name).write_text(STATIC_SHARED.sub("static EMULATED ", text))
     include = [f"-I{path}" for path in (EMULATOR, folder, SOURCES / "cuda", SOURCES)]
     # Several such libraries in one process have nothing in common. What is not aligned ends the process, as it ends a

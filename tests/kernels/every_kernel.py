@@ -241,7 +241,8 @@ def linear() -> None:
             for norm in (None, RmsNorm(data(depth))):
                 out, half = empty(rows, columns), empty(rows, columns // 2)
                 dense_cuda.launch_linear(Product(x, weight, norm=norm), out)
-                dense_cuda.launch_linear(Product(x, weight, bias, residual=data(rows, columns), norm=norm), out)
+                more = data(rows, columns)
+                dense_cuda.launch_linear(Product(x, weight, bias, residual=more, norm=norm, factor=0.22), out)
                 dense_cuda.launch_linear(Product(x, weight, bias, norm=norm), half, 0)
     for columns, depth in ((25352, 64), (16000, 2112)):  # of so many rows, some are drawn
         x, weight = data(9, depth), data(columns, depth)

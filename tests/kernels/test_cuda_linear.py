@@ -33,12 +33,13 @@ def make(rows, columns, depth, dtype):
     return [t.to(dtype) for t in (x, weight, bias, residual)]
 
 
-def assert_product(got, x, weight, bias=None, residual=None):
+def assert_product(got, x, weight, bias=None, residual=None, factor=1.0):
     wide = [None if t is None else t.double() for t in (x, weight, bias, residual)]
     x64, w64, bias64, residual64 = wide
-    expected = reference.linear(x64, w64, bias64, residual64)
+    expected = reference.linear(x64, w64, bias64, residual64, factor)
     # A float32 sum in some order, then rounded; torch may round the product, then with one addend, then the sum.
-    steps = [reference.linear(x64, w64, *addends) for addends in ((), (bias64,), (None, residual64))] + [expected]
+    addends = ((), (bias64,), (None, residual64, factor))
+    steps = [reference.linear(x64, w64, *some) for some in addends] + [expected]
     bound = 2e-6 * (wide[0].abs() @ wide[1].abs().T + 1) + ROUNDING[x.dtype] * sum(step.abs() for step in steps)
     assert ((got.double() - expected).abs() <= bound).all()
 
@@ -52,6 +53,30 @@ def test_linear(dtype, rows, columns, depth):
         out = torch.full_like(residual, float("nan"))
         assert ops.linear(Product(x, weight, b, out=out, residual=r)) is out
         assert_product(out, x, weight, b, r)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(
+    ("columns", "depth"), [(4096, 4096), (264, 576), (1000, 2112), (8456, 2048), (28672, 4096), (63, 40)]
+)
+@pytest.mark.parametrize("rows", [1, 2, 9, 17, 33, 50, 65])
+def test_a_factor_is_of_the_product_and_its_bias(dtype, rows, columns, depth):
+    """Kernels of ours and the libraries', each with some of these."""
+    x, weight, bias, residual = make(rows, columns, depth, dtype)
+    for b in (None, bias):
+        got = ops.linear(Product(x, weight, b, residual=residual, factor=0.22))
+        assert_product(got, x, weight, b, residual, 0.22)
+        in_place = residual.clone()
+        ops.linear(Product(x, weight, b, out=in_place, residual=in_place, factor=0.22))
+        assert torch.equal(in_place, got)
+
+
+def test_a_factor_that_is_a_power_of_two_rounds_as_the_weight_times_it():
+    """To the bit: neither is the residual multiplied, nor is anything rounded before it is added."""
+    for rows in (1, 8, 20, 50):
+        x, weight, _, residual = make(rows, 6144, 4096, torch.bfloat16)
+        expected = ops.linear(Product(x, weight * 0.25, residual=residual))
+        assert torch.equal(ops.linear(Product(x, weight, residual=residual, factor=0.25)), expected)
 
 
 def test_the_choice_of_a_library_is_nobody_elses():
@@ -250,6 +275,10 @@ def test_norms_on_the_way_change_no_bit(dtype, columns, depth, rows):
         assert torch.equal(
             ops.linear(Product(rows_in, weight, bias, residual=residual, norm=norm)),
             ops.linear(Product(normed, weight, bias, residual=residual)),
+        )
+        assert torch.equal(
+            ops.linear(Product(rows_in, weight, bias, residual=residual, norm=norm, factor=0.22)),
+            ops.linear(Product(normed, weight, bias, residual=residual, factor=0.22)),
         )
         gated = ops.gated_linear(Product(rows_in, weight, norm=norm), "silu")
         assert torch.equal(gated, ops.gated_linear(Product(normed, weight), "silu"))

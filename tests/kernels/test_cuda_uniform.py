@@ -29,16 +29,17 @@ def make(rows, columns, depth, dtype):
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
 def test_products_are_right_and_rows_feel_nothing(dtype, columns, depth):
     x, weight, bias, residual = make(max(ROWS), columns, depth, dtype)
-    for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
+    for b, r, factor in ((None, None, 1.0), (bias, None, 1.0), (None, residual, 1.0), (bias, residual, 0.22)):
         together = torch.full_like(residual, float("nan"))
-        assert ops.linear(Product(x, weight, b, out=together, residual=r, uniform=True)) is together
+        assert ops.linear(Product(x, weight, b, out=together, residual=r, uniform=True, factor=factor)) is together
         wide = [None if t is None else t.double() for t in (x, weight, b, r)]
-        expected = reference.linear(*wide)
+        expected = reference.linear(*wide, factor)
         bound = 2e-6 * (wide[0].abs() @ wide[1].abs().T + 1) + ROUNDING[dtype] * expected.abs()
         assert ((together.double() - expected).abs() <= bound).all()
         for n in ROWS:
             for part in (slice(0, n), slice(max(ROWS) - n, None)):
-                alone = ops.linear(Product(x[part], weight, b, residual=None if r is None else r[part], uniform=True))
+                some = None if r is None else r[part]
+                alone = ops.linear(Product(x[part], weight, b, residual=some, uniform=True, factor=factor))
                 assert torch.equal(alone, together[part]), n
 
 

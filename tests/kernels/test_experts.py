@@ -206,8 +206,11 @@ def test_the_sum_is_that_of_ascending_experts_in_float32(dtype: torch.dtype) -> 
     found = ops.combine(parts, taken, torch.empty(20, 70, dtype=dtype))
     assert torch.equal(found, total.to(dtype))
     whole = total + gates[:, None] * shared.float() + residual.float()
-    in_place = ops.combine(parts, taken, residual, shared=shared, gates=gates, residual=residual)
-    assert torch.equal(in_place, whole.to(dtype))
+    options = {"shared": shared, "gates": gates, "residual": residual}
+    smaller = 0.22 * (whole.double() - residual.double()) + residual.double()
+    found = ops.combine(parts, taken, torch.empty(20, 70, dtype=dtype), **options, factor=0.22)
+    torch.testing.assert_close(found, smaller.to(dtype))
+    assert torch.equal(ops.combine(parts, taken, residual, **options), whole.to(dtype))
 
 
 def test_every_row_of_a_mixture_is_its_own() -> None:
@@ -261,3 +264,5 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         ops.grouped_linear(torch.zeros(4, 64), narrow, taken.starts)
     with pytest.raises(ValueError, match="parts must have 4 rows, not 5"):
         ops.combine(torch.zeros(5, 16), taken, torch.zeros(2, 16))
+    with pytest.raises(ValueError, match="factor is for a sum with a residual"):
+        ops.combine(torch.zeros(4, 16), taken, torch.zeros(2, 16), factor=0.5)

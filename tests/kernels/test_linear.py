@@ -39,6 +39,33 @@ def test_result_may_go_into_the_residual(level, dtype, rows, depth):
     assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 33, 250), (3, 64, 64), (20, 300, 330), (130, 97, 1100)])
+def test_a_factor_is_of_the_product_and_its_bias(level, dtype, rows, columns, depth):
+    """Rounded once, behind the sum: of the depth in one and two parts, few rows and many."""
+    x, weight = torch.randn(rows, depth).to(dtype), (torch.randn(columns, depth) / depth**0.5).to(dtype)
+    bias, residual = torch.randn(columns).to(dtype), torch.randn(rows, columns).to(dtype)
+    for b in (None, bias):
+        wide = [None if t is None else t.double() for t in (x, weight, b, residual)]
+        expected = reference.linear(*wide, 0.22)
+        bound = 2e-6 * (wide[0].abs() @ wide[1].abs().T + 1) + ROUNDING[dtype] * expected.abs()
+        product = Product(x, weight, b, residual=residual, factor=0.22)
+        together = ops.linear(product)
+        assert ((together.double() - expected).abs() <= bound).all()
+        assert torch.equal(ops.linear(product._replace(x=x[-1:], residual=residual[-1:])), together[-1:])
+        in_place = residual.clone()
+        ops.linear(product._replace(residual=in_place, out=in_place))
+        assert torch.equal(in_place, together)
+
+
+def test_a_factor_of_nothing_that_is_added_to_is_refused():
+    x, weight = torch.ones(2, 8), torch.ones(3, 8)
+    with pytest.raises(ValueError, match="factor is for a product with a residual"):
+        ops.linear(Product(x, weight, factor=0.5))
+    with pytest.raises(ValueError, match="factor is for a product with a residual"):
+        ops.gated_linear(Product(x, torch.ones(4, 8), factor=0.5), "silu")
+
+
 def test_strided_arguments(level):
     x, weight, out = torch.randn(5, 200)[:, 50:130], torch.randn(64, 300)[:, 100:180], torch.empty(5, 100)
     expected = ops.linear(Product(x.contiguous(), weight.contiguous()))

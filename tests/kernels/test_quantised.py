@@ -282,5 +282,7 @@ def test_wrong_arguments_are_named():
         ops.linear(Product(torch.zeros(2, 96), weight, torch.zeros(8).half()))
     with pytest.raises(ValueError, match="residual must have shape"):
         ops.linear(Product(torch.zeros(2, 96), weight, residual=torch.zeros(2, 9)))
+    with pytest.raises(ValueError, match="factor is for a product with a residual and a weight"):
+        ops.linear(Product(torch.zeros(2, 96), weight, residual=torch.zeros(2, 8), factor=0.5))
     with pytest.raises(TypeError, match=r"scales must be torch\.float32"):
         ops.pack(replace(random_weight(Codes.INT4, 8, 96, 32), scales=torch.zeros(3, 8).half()))

@@ -86,6 +86,18 @@ def test_a_last_product_goes_into_the_residual_stream_and_the_next_norm(linear: 
     torch.testing.assert_close(got, expected(add_norm.norm, hidden))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_multiplied_product_is_rounded_once_and_leaves_the_norm_to_the_next(dtype: torch.dtype) -> None:
+    b, x, weight = buffers(), made(ROWS, WIDTH).to(dtype), WEIGHT.to(dtype)
+    b.hidden, b.delta = b.hidden.to(dtype), torch.full((ROWS, HIDDEN), torch.nan)
+    exact = 0.22 * (x.double() @ weight.double().T) + b.hidden.double()
+    got = Dense(weight).into_norm(Input(x), b, AddNorm(RMS, multiplier=0.22))
+    torch.testing.assert_close(b.hidden, exact.to(dtype))
+    assert got.rows is b.hidden
+    assert got.norm is RMS.operand
+    assert b.delta.isnan().all()
+
+
 def test_another_kind_of_linear_needs_only_its_product() -> None:
     weight, b = made(2 * WIDTH, HIDDEN), buffers()
     x = RMS.defer(b.hidden, b.normed)

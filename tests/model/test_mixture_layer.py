@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def mixture(dtype: torch.dtype, routing: Routing, clamped: float | None = None, 
         dense(EXPERTS * 2 * WIDTH, HIDDEN, seed=3),
         dense(EXPERTS * HIDDEN, WIDTH, seed=4),
         ExpertGate("silu" if clamped is None else "gelu_quick", clamped),
-        SharedExpert(dense(2 * WIDTH, HIDDEN, seed=5), dense(HIDDEN, WIDTH, seed=6), gate) if shared else None,
+        SharedExpert(dense(2 * WIDTH, HIDDEN, seed=5), dense(HIDDEN, WIDTH, seed=6), WIDTH, gate) if shared else None,
     )
 
 
@@ -129,6 +130,9 @@ def test_the_residual_is_added_last_and_may_be_where_the_sum_goes() -> None:
     found = layer.apply(Input(x), hidden, residual=hidden)
     assert found.data_ptr() == hidden.data_ptr()
     torch.testing.assert_close(found, wanted)
+    wanted += 0.22 * plain
+    assert layer.add_scaled(Input(x), hidden, 0.22)
+    torch.testing.assert_close(hidden, wanted)
 
 
 def test_a_norm_that_was_left_to_the_next_product_is_taken() -> None:
@@ -164,14 +168,26 @@ def test_norms_and_factors_of_a_mixtures_own_are_a_gpus_too(rows: int, monkeypat
     def experts_up(rows: Tensor, _: object, taken: Assignments, *__: object, shared: None) -> Tensor:
         return layer.gate.apply(layer.up.grouped(rows.index_select(0, taken.sources), taken.starts))
 
-    def experts_down(inner: Tensor, _: object, taken: Assignments, out: Tensor, **__: object) -> Tensor:
-        return ops.combine(layer.down.grouped(inner, taken.starts), taken, out)
+    def experts_down(
+        inner: Tensor,
+        _: object,
+        taken: Assignments,
+        out: Tensor,
+        *,
+        residual: Tensor | None,
+        factor: float,
+        **__: object,
+    ) -> Tensor:
+        return ops.combine(layer.down.grouped(inner, taken.starts), taken, out, residual=residual, factor=factor)
 
     for fake in (route_rows, experts_up, experts_down):
         monkeypatch.setattr(ops, fake.__name__, fake)
     on_gpu = replace(layer, router=router.folded(torch.float32))
     found = on_gpu._apply_on_gpu(Input(x), torch.empty_like(x), None)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    hidden = made(rows, HIDDEN, seed=25)
+    found = on_gpu._apply_on_gpu(Input(x), torch.empty_like(x), hidden, 0.22)
+    torch.testing.assert_close(found, hidden + 0.22 * wanted, atol=1e-5, rtol=1e-4)
 
 
 SHARED = {
@@ -192,7 +208,7 @@ def test_a_shared_expert_is_within_a_gpus_launches_of_a_few_rows(
     layer, x = mixture(torch.float32, ROUTINGS[0]), made(rows, HIDDEN, seed=25) * 9
     assert layer.shared is not None
     up = kind(made(2 * width, HIDDEN, seed=5), made(2 * width, seed=6))
-    shared = SharedExpert(up, Dense(made(HIDDEN, width, seed=7)), layer.shared.gate if gated else None)
+    shared = SharedExpert(up, Dense(made(HIDDEN, width, seed=7)), width, layer.shared.gate if gated else None)
     layer = replace(layer, shared=shared, router=replace(layer.router, counters=torch.zeros(1)))
     within = []
 
@@ -207,25 +223,25 @@ def test_a_shared_expert_is_within_a_gpus_launches_of_a_few_rows(
     def experts_up(rows: Tensor, _: Experts, taken: Taken, *__: object, shared: SharedProduct | None) -> Tensor:
         within.append(shared is not None)
         if shared is not None:
-            shared.rows.copy_(layer.gate.apply_shared(ops.linear(Product(rows, *shared.expert))))
+            shared.rows.copy_(ops.act_and_mul(ops.linear(Product(rows, *shared.expert)), "silu"))
         taken = lists(taken)
         return layer.gate.apply(layer.up.grouped(rows.index_select(0, taken.sources), taken.starts))
 
     def experts_down(
-        inner: Tensor, _: Experts, taken: Taken, out: Tensor, *, shared: Tensor | SharedProduct, gates: Tensor | None,
-        residual: Tensor,
-    ) -> Tensor:  # fmt: skip
+        inner: Tensor, _: Experts, taken: Taken, out: Tensor, *, shared: Tensor | SharedProduct, **others: Any
+    ) -> Tensor:
         within.append(isinstance(shared, SharedProduct))
         made = ops.linear(Product(shared.rows, *shared.expert)) if isinstance(shared, SharedProduct) else shared
         taken = lists(taken)
         parts = layer.down.grouped(inner, taken.starts)
-        return ops.combine(parts, taken, out, shared=made, gates=gates, residual=residual)
+        return ops.combine(parts, taken, out, shared=made, **others)
 
     for fake in (route_rows, experts_up, experts_down):
         monkeypatch.setattr(ops, fake.__name__, fake)
-    found = layer._apply_on_gpu(Input(x), torch.empty_like(x), x)
+    found, wanted = layer._apply_on_gpu(Input(x), torch.empty_like(x), x, 0.25), x.clone()
     assert within == [wanted_within] * 2
-    torch.testing.assert_close(found, layer.apply(Input(x), residual=x), atol=1e-5, rtol=1e-4)
+    assert layer.add_scaled(Input(x.clone()), wanted, 0.25)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_a_row_that_is_no_number_spoils_itself_alone() -> None:

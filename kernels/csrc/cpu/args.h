@@ -57,6 +57,7 @@ struct LinearArgs {
   const void* bias;
   const void* residual;
   int64_t residual_stride;
+  float factor = 1.0f;  // of the product with its bias, before the residual is added
   void* out;
   int64_t out_stride;
   int64_t rows, columns, depth;  // T, N, K
@@ -171,6 +172,7 @@ struct CombineArgs {
   const float* gates;  // [rows], factors of `shared`; null: 1
   const void* residual;
   int64_t residual_stride;
+  float factor;  // of the sum, before the residual is added
   void* out;
   int64_t out_stride;
   int64_t rows, width;

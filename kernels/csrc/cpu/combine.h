@@ -23,7 +23,7 @@ void combine_typed(const CombineArgs& a, int64_t begin, int64_t end) {
         const Vec x = load_some(shared + i, n);
         sum = sum + (a.gates ? vset(a.gates[row]) * x : x);
       }
-      if (residual) sum = sum + load_some(residual + i, n);
+      if (residual) sum = vfma(vset(a.factor), sum, load_some(residual + i, n));
       store_some(out + i, sum, n);
     });
   }

@@ -29,6 +29,7 @@ inline Vec upper_halves(UVec halves) { return widen(_mm512_extracti64x4_epi64(ha
 inline void store_columns(const LinearArgs& a, const float* sums, int64_t t, int64_t n, int64_t n_end) {
   const __mmask32 columns = first_halves(n_end - n);
   const int rows = a.rows - t < kTileSide ? int(a.rows - t) : kTileSide;
+  const Vec factor = vset(a.factor);
   UVec v[kTileSide];
   if (a.residual) {
     load_rows(static_cast<const bf16*>(a.residual) + t * a.residual_stride + n, a.residual_stride, rows, n_end - n, v);
@@ -45,7 +46,7 @@ inline void store_columns(const LinearArgs& a, const float* sums, int64_t t, int
     const float* pair = sums + i / 8 * 2 * kTileSums + i % 8 * kPair;
     Vec even = vload(pair), odd = vload(pair + W);
     if (a.bias) even = even + vset(bias[2 * i]), odd = odd + vset(bias[2 * i + 1]);
-    if (a.residual) even = even + widen_low(v[i]), odd = odd + widen_high(v[i]);
+    if (a.residual) even = vfma(factor, even, widen_low(v[i])), odd = vfma(factor, odd, widen_high(v[i]));
     v[i] = interleave(narrow_both(even, odd));
   }
   transpose16(v);
@@ -101,16 +102,16 @@ struct Outgoing {
       const float* p = sums + row / kTileSide * 2 * kTileSums + row % kTileSide * W;
       Vec low = vload(p), high = vload(p + kTileSums);
       __builtin_prefetch(out + kAhead * a.out_stride, 1);
-      if (a.bias) add(low, high, static_cast<const bf16*>(a.bias) + n);
-      if (a.residual) add(low, high, static_cast<const bf16*>(a.residual) + (t + row) * a.residual_stride + n);
+      if (a.bias) add(low, high, 1.0f, static_cast<const bf16*>(a.bias) + n);
+      if (a.residual) add(low, high, a.factor, static_cast<const bf16*>(a.residual) + (t + row) * a.residual_stride + n);
       _mm512_mask_storeu_epi16(out, columns, narrow_both(low, high));
     }
   }
 
  private:
-  void add(Vec& low, Vec& high, const bf16* p) const {
+  void add(Vec& low, Vec& high, float factor, const bf16* p) const {
     const UVec values = _mm512_maskz_loadu_epi16(columns, p);
-    low = low + lower_halves(values), high = high + upper_halves(values);
+    low = vfma(vset(factor), low, lower_halves(values)), high = vfma(vset(factor), high, upper_halves(values));
   }
 };
 

@@ -27,7 +27,7 @@ template <class T>
 inline void linear_store(const LinearArgs& a, int64_t t, int64_t n, const float* sums, int count) {
   Vec y = vload_n(sums, count);
   if (a.bias) y = y + vload_n(static_cast<const T*>(a.bias) + n, count);
-  if (a.residual) y = y + vload_n(static_cast<const T*>(a.residual) + t * a.residual_stride + n, count);
+  if (a.residual) y = vfma(vset(a.factor), y, vload_n(static_cast<const T*>(a.residual) + t * a.residual_stride + n, count));
   vstore_n(static_cast<T*>(a.out) + t * a.out_stride + n, y, count);
 }
 

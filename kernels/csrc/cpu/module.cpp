@@ -77,25 +77,26 @@ void paged_attention(int dtype, const Rows& q, const Rows& out, const Heads& hea
   launch_attention(a);
 }
 
-LinearArgs linear_of(int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out, int64_t rows,
-            int64_t columns, int64_t depth) {
+LinearArgs linear_of(int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& out, int64_t rows, int64_t columns,
+                     int64_t depth) {
   LinearArgs a{};
   a.dtype = Dtype(dtype);
   a.x = x.data, a.x_stride = x.stride, a.weight = weight.data, a.weight_stride = weight.stride;
-  a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
-  a.out = out.data, a.out_stride = out.stride;
+  a.bias = at<void>(bias), a.out = out.data, a.out_stride = out.stride;
   a.rows = rows, a.columns = columns, a.depth = depth;
   return a;
 }
 
-void linear(int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out, int64_t rows,
-            int64_t columns, int64_t depth) {
-  launch_linear(linear_of(dtype, x, weight, bias, residual, out, rows, columns, depth));
+void linear(int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, float factor, const Rows& out,
+            int64_t rows, int64_t columns, int64_t depth) {
+  LinearArgs a = linear_of(dtype, x, weight, bias, out, rows, columns, depth);
+  a.residual = residual.data, a.residual_stride = residual.stride, a.factor = factor;
+  launch_linear(a);
 }
 
 void grouped_linear(int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& out, int64_t rows,
                     int64_t columns, int64_t depth, Address starts, int experts) {
-  launch_grouped_linear(linear_of(dtype, x, weight, bias, {}, out, rows, columns, depth), at<int32_t>(starts), experts);
+  launch_grouped_linear(linear_of(dtype, x, weight, bias, out, rows, columns, depth), at<int32_t>(starts), experts);
 }
 
 QuantisedArgs quantised_of(int dtype, const Rows& x, const PackedWeight& weight, Address bias, const Rows& residual,
@@ -131,9 +132,10 @@ void route(const Rows& logits, int64_t rows, const Routing& how, Address correct
 }
 
 void combine(int dtype, const Rows& parts, Address places, Address weights, int chosen, const Rows& shared, Address gates,
-             const Rows& residual, const Rows& out, int64_t rows, int64_t width) {
+             const Rows& residual, float factor, const Rows& out, int64_t rows, int64_t width) {
   launch_combine({Dtype(dtype), parts.data, parts.stride, at<int32_t>(places), at<float>(weights), chosen, shared.data,
-                  shared.stride, at<float>(gates), residual.data, residual.stride, out.data, out.stride, rows, width});
+                  shared.stride, at<float>(gates), residual.data, residual.stride, factor, out.data, out.stride, rows,
+                  width});
 }
 
 void sigmoids(Address values, int64_t n) {

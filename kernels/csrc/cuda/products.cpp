@@ -45,13 +45,13 @@ CodedArgs coded_args(int dtype, const Rows& x, const CodedMatrix& weight, Addres
 }
 
 void define_linear(py::module_& m) {
-  m.def("linear", [](int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, const Rows& out,
-                     int rows, int columns, int depth, const Gate& gate, const Norm& norm, Address counter,
+  m.def("linear", [](int dtype, const Rows& x, const Rows& weight, Address bias, const Rows& residual, float factor,
+                     const Rows& out, int rows, int columns, int depth, const Gate& gate, const Norm& norm, Address counter,
                      const LinearLaunch& launch, Address stream) {
     LinearArgs a{};
     a.dtype = Dtype(dtype);
     a.x = x.data, a.x_stride = x.stride, a.weight = weight.data, a.weight_stride = weight.stride;
-    a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride;
+    a.bias = at<void>(bias), a.residual = residual.data, a.residual_stride = residual.stride, a.factor = factor;
     a.out = out.data, a.out_stride = out.stride;
     a.rows = rows, a.columns = columns, a.depth = depth;
     a.gated = gate.gated, a.activation = gate.kind;

@@ -174,8 +174,8 @@ def experts_down(
     *,
     shared: Tensor | SharedProduct | None = None,
     gates: Tensor | None = None,
-    factor: float = 1.0,
     residual: Tensor | None = None,
+    factor: float = 1.0,
 ) -> Tensor:
     """Products of the rows of `x[A, K]`, which lie by place, each rounded, and summed as `combine` does it; `factor` is
     that of the sum, before the residual. A shared product is rounded, too. Logits must be older than the stream's
@@ -191,6 +191,8 @@ def experts_down(
             check(name, tensor, x.dtype, (rows, columns))
     if gates is not None:
         check("gates", gates, torch.float32, (rows,))
+    if factor != 1.0 and residual is None:
+        raise ValueError("factor is for a sum with a residual")
     parts = x.new_empty(rows * chosen, columns) if isinstance(taken, Assignments) else None
     x = _in_order(x, experts)
     cuda.run(

@@ -61,10 +61,11 @@ def combine(
     shared: Tensor | None = None,
     gates: Tensor | None = None,
     residual: Tensor | None = None,
+    factor: float = 1.0,
 ) -> Tensor:
     """Sum over a row's experts, ascending, of weights times `parts[A, H]`; then `gates[T]` (float32; None: 1) times
-    `shared[T, H]`; then `residual[T, H]`, which may be `out[T, H]`. Sums are float32. Raises `TypeError` or
-    `ValueError`, naming the argument, for what does not fit."""
+    `shared[T, H]`; all that times `factor`, then `residual[T, H]`, which may be `out[T, H]`. Sums are float32. Raises
+    `TypeError` or `ValueError`, naming the argument, for what does not fit: a `factor` is of a sum with a residual."""
     dtype = float_type("parts", parts)
     count, width = rows_of("parts", parts)
     rows, chosen = assignments.places.shape
@@ -75,6 +76,8 @@ def combine(
             check(name, tensor, parts.dtype, (rows, width))
     if gates is not None:
         check("gates", gates, torch.float32, (rows,))
+    if factor != 1.0 and residual is None:
+        raise ValueError("factor is for a sum with a residual")
     check_devices(
         {
             "parts": parts, "places": assignments.places, "out": out, "shared": shared, "gates": gates,
@@ -83,6 +86,6 @@ def combine(
     )  # fmt: skip
     _cpu.combine(
         dtype, rows_at(parts), address(assignments.places), address(assignments.weights), chosen, rows_at(shared),
-        address(gates), rows_at(residual), rows_at(out), rows, width,
+        address(gates), rows_at(residual), factor, rows_at(out), rows, width,
     )  # fmt: skip
     return out

@@ -25,8 +25,8 @@ def linear(p: Product[Tensor]) -> Tensor:
     p = without_norm(p)
     rows, columns = out.shape
     _cpu.linear(
-        DTYPES[p.x.dtype], rows_at(p.x), rows_at(p.weight), address(p.bias), rows_at(p.residual), rows_at(out), rows,
-        columns, p.x.shape[1],
+        DTYPES[p.x.dtype], rows_at(p.x), rows_at(p.weight), address(p.bias), rows_at(p.residual), p.factor,
+        rows_at(out), rows, columns, p.x.shape[1],
     )  # fmt: skip
     return out
 

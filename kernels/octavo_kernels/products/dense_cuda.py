@@ -30,9 +30,9 @@ def library_linear(p: Product[Tensor], out: Tensor) -> None:
     library = choice.library(len(x), weight.shape[0], weight.shape[1], FORMS[x.dtype]).kernel
     with _cublaslt() if library is Kernel.CUBLASLT and torch.version.hip is None else nullcontext():
         if residual is not None and bias is not None:
-            torch.addmm(residual, x, weight.t(), out=out).add_(bias)
+            torch.addmm(residual, x, weight.t(), alpha=p.factor, out=out).add_(bias, alpha=p.factor)
         elif (addend := residual if bias is None else bias) is not None:
-            torch.addmm(addend, x, weight.t(), out=out)
+            torch.addmm(addend, x, weight.t(), alpha=p.factor, out=out)
         else:
             torch.mm(x, weight.t(), out=out)
 
@@ -83,12 +83,12 @@ def _operands(p: Product[Tensor], out: Tensor) -> tuple[Any, ...]:
     rows, depth = x.shape
     return (
         DTYPES[x.dtype], (x.data_ptr(), x.stride(0)), (weight.data_ptr(), weight.stride(0)), address(p.bias),
-        rows_at(p.residual), (out.data_ptr(), out.stride(0)), rows, weight.shape[0], depth,
+        rows_at(p.residual), p.factor, (out.data_ptr(), out.stride(0)), rows, weight.shape[0], depth,
     )  # fmt: skip
 
 
 def _alignment(operands: tuple[Any, ...], norm: int) -> Alignment:
-    _, (x, x_stride), (weight, weight_stride), bias, (residual, residual_stride), (out, out_stride), *_ = operands
+    _, (x, x_stride), (weight, weight_stride), bias, (residual, residual_stride), _, (out, out_stride), *_ = operands
     if (x | weight | norm) % 16 or weight_stride % 8:
         return Alignment.NONE
     rest = (bias | residual | out) % 16 or (x_stride | residual_stride | out_stride) % 8

@@ -16,8 +16,9 @@ W = TypeVar("W", bound=Tensor | PackedWeight, covariant=True)
 
 
 class Product(NamedTuple, Generic[W]):
-    """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, plus `residual[T, N]` (which may be `out`), into `out[T, N]`, which
-    is made if there is none. All but a packed weight has the dtype of `x`.
+    """`x[T, K] @ weight[N, K].T`, plus `bias[N]`, times `factor`, plus `residual[T, N]` (which may be `out`), into
+    `out[T, N]`, which is made if there is none; rounded once, but by torch's libraries. All but a packed weight has the
+    dtype of `x`. A `factor` is of a product with a residual and a weight that is not packed.
 
     With `norm`, x is `rms_norm(x, norm)`, bit for bit; on CUDA, with one row, in the same launch. `normed[T, K]` is
     where those rows go if they have to be stored.
@@ -39,6 +40,7 @@ class Product(NamedTuple, Generic[W]):
     uniform: bool = False
     counter: Tensor | None = None
     copy: Tensor | None = None
+    factor: float = 1.0
 
 
 def prepare(p: Product[Any], *, gated: bool = False) -> Tensor:
@@ -62,6 +64,8 @@ def prepare(p: Product[Any], *, gated: bool = False) -> Tensor:
         if gated:
             raise ValueError("residual is not for a product with a gate")
         check("residual", p.residual, x.dtype, (rows, columns))
+    if p.factor != 1.0 and (p.residual is None or isinstance(weight, PackedWeight)):
+        raise ValueError("factor is for a product with a residual and a weight that is not packed")
     if p.norm is not None:
         check("norm.weight", p.norm.weight, x.dtype, (depth,))
     if p.counter is not None:

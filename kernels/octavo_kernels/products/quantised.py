@@ -65,7 +65,7 @@ def _copied(p: Product[PackedWeight]) -> Product[Tensor] | None:
     """The product with the weight's copy, where that is faster."""
     if p.copy is None or p.uniform or not prefers_copy(len(p.x), cuda.chip(p.x.device)):
         return None
-    return Product(p.x, p.copy, p.bias, out=p.out, residual=p.residual, norm=p.norm, normed=p.normed)
+    return Product(p.x, p.copy, p.bias, out=p.out, residual=p.residual, norm=p.norm, normed=p.normed, factor=p.factor)
 
 
 def takes_copy(weight: PackedWeight) -> bool:

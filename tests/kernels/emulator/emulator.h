@@ -119,7 +119,11 @@ void meet(Meeting& m, int place, int count, void* given, F&& together) {
 inline Meeting& own_warpgroup() { return current->block->warpgroups[current->thread.x / 128]; }
 inline Products& own_products() { return current->block->products[current->thread.x / 128]; }
 
-constexpr int kShared = 4352;  // where shared memory begins: no multiple of what swizzled copies need
+// Where shared memory begins: no multiple of what swizzled copies need, unless a kernel counts on one.
+#ifndef EMULATED_SHARED
+#define EMULATED_SHARED 4352
+#endif
+constexpr int kShared = EMULATED_SHARED;
 inline uint32_t shared_offset(const void* p) { return uint32_t(static_cast<const char*>(p) - current->block->shared) + kShared; }
 inline char* shared_of(Block* block, uint32_t address, int bytes) {
   const int64_t at = int64_t(address) - kShared;

@@ -8,7 +8,7 @@ import torch
 
 from octavo_kernels import ops
 
-DECODER = "decoder-2"
+DECODER = "decoder-3"
 """The own decoder and its revision, which rises where it gives a model that it ran before other bits."""
 TRANSFORMERS = "1"
 """Revision of all that stands around transformers' code; its version is told beside it."""

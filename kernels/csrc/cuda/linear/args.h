@@ -18,6 +18,7 @@ struct LinearArgs {
   int rows;
   const void *bias, *residual;  // null: none
   int64_t residual_stride;
+  float factor = 1.0f;  // of the product with its bias, before the residual is added
   void* out;
   int64_t out_stride;
   Activation activation;

@@ -47,6 +47,11 @@ __device__ inline void send(uint32_t address, uint32_t barrier, int rank, int v)
 }
 
 __device__ inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+// factor * a + b, rounded once.
+__device__ inline float4 multiply_add(float factor, float4 a, float4 b) {
+  return {__fmaf_rn(factor, a.x, b.x), __fmaf_rn(factor, a.y, b.y), __fmaf_rn(factor, a.z, b.z),
+          __fmaf_rn(factor, a.w, b.w)};
+}
 
 // A thread of a product: its place, what the launch is cut into, its block's shared memory.
 template <class Cut>

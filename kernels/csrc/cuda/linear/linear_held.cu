@@ -355,7 +355,7 @@ struct Block : Thread<Cut> {
   }
   __device__ uint2 result(const Sink& to, float4 sum, uint2 addend) const {
     if (a.bias) sum = sum + load4<T>(to.bias, 0);
-    if (a.residual) sum = sum + load4<T>(&addend, 0);
+    if (a.residual) sum = multiply_add(a.factor, sum, load4<T>(&addend, 0));
     return make_uint2(pack<T>(sum.x, sum.y), pack<T>(sum.z, sum.w));
   }
   __device__ void store(const Sink& to, float4 sum, uint2 addend) const {

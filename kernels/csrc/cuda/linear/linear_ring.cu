@@ -271,7 +271,7 @@ struct Block : Portion {
 
   __device__ void store(int64_t token, int column, float4 v, const uint2& early) const {
     if (a.bias) v = v + load4<T>(a.bias, column);
-    if (a.residual) v = v + load4<T>(&early, 0);
+    if (a.residual) v = multiply_add(a.factor, v, load4<T>(&early, 0));
     *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + token * a.out_stride + column) =
         make_uint2(pack<T>(v.x, v.y), pack<T>(v.z, v.w));
   }

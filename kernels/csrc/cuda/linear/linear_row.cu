@@ -95,7 +95,7 @@ struct Warp : RowOfWeights<Warp<T>, LinearArgs, T, float> {
         y = activated(a.activation, to_float(from_float<T>(y)));
         y *= to_float(from_float<T>(biased(cut.units + column, up)));
       } else if (a.residual) {
-        y += addend;
+        y = __fmaf_rn(a.factor, y, addend);
       }
       static_cast<T*>(a.out)[column] = from_float<T>(y);
     }

@@ -103,7 +103,8 @@ struct Block {
 
   __device__ float finished(int64_t at_row, int at, float sum) const {
     if (a.bias) sum += to_float(static_cast<const T*>(a.bias)[at]);
-    if (a.residual) sum += to_float(static_cast<const T*>(a.residual)[at_row * a.residual_stride + at]);
+    if (a.residual)
+      sum = __fmaf_rn(a.factor, sum, to_float(static_cast<const T*>(a.residual)[at_row * a.residual_stride + at]));
     return sum;
   }
   __device__ void store(int64_t at_row, int at, float low, float high) const {

@@ -179,13 +179,13 @@ struct Block {
         const int at = (n + eight) * 4 + half * 2, row = to.row + half * 8;
         const int column = to.column + (n + eight) * 8 + threadIdx.x % 4 * 2;
         float2 sum = make_float2(sums[at], sums[at + 1]);
-        const auto add = [&](const void* data, int64_t offset) {
+        const auto add = [&](float factor, const void* data, int64_t offset) {
           const float2 more = unpack<T>(*reinterpret_cast<const uint32_t*>(static_cast<const T*>(data) + offset));
-          sum.x += more.x, sum.y += more.y;
+          sum.x = __fmaf_rn(factor, sum.x, more.x), sum.y = __fmaf_rn(factor, sum.y, more.y);
         };
         if (row < to.end && column < a.columns) {
-          if (a.bias) add(a.bias, column);
-          if (a.residual) add(a.residual, row * a.residual_stride + column);
+          if (a.bias) add(1.0f, a.bias, column);
+          if (a.residual) add(a.factor, a.residual, row * a.residual_stride + column);
         }
         return sum;
       });

@@ -344,7 +344,9 @@ inline float4 load_of(int rank, uint32_t address) {
   std::memcpy(&v, emulator::shared_of(emulator::current->block->cluster[rank], address, 16), 16);
   return v;
 }
+#if !EMULATED_LINEAR  // which has one
 inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+#endif
 
 template <int kRegisters>
 void take_registers() {}

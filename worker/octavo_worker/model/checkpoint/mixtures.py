@@ -215,7 +215,8 @@ class MixtureReader:
         if mlp.shared_gated:
             matrix = Matrix([at + names.shared_gate], [1], c.hidden_size)
             gate = self._in_float32(matrix)
-        return SharedExpert(self.form.linear(up, self.reader), last, gate)
+        width = mlp.shared if held is None else len(held.depth)
+        return SharedExpert(self.form.linear(up, self.reader), last, width, gate)
 
 
 def without_bias(linear: Linear) -> Linear:

@@ -49,6 +49,11 @@ class Linear(ABC):
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """The product, plus the bias, plus `residual` (which may be `out`)."""
 
+    def add_scaled(self, x: Input, total: Tensor, factor: float) -> bool:
+        """Adds `factor` times the product to `total`, with one rounding, where a kernel does; returns whether one
+        did."""
+        return False
+
     def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
         """The gate's activation times the second half of a product whose first half is the gate. `scratch` is where the
         product goes if it has to be stored."""
@@ -70,6 +75,8 @@ class Linear(ABC):
         """
         if add_norm.is_plain:
             self.apply(x, b.hidden, residual=b.hidden)
+            return add_norm.after_sum(b)
+        if add_norm.is_multiple and self.add_scaled(x, b.hidden, add_norm.multiplier):
             return add_norm.after_sum(b)
         return add_norm.add(b, Addend(self.apply(x, b.delta)))
 
@@ -102,6 +109,10 @@ class Dense(Linear):
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         return ops.linear(self._product(x, out, residual))
+
+    def add_scaled(self, x: Input, total: Tensor, factor: float) -> bool:
+        ops.linear(self._product(x, total, total)._replace(factor=factor))
+        return True
 
     def gated(self, x: Input, kind: Gate, out: Tensor, scratch: Tensor) -> Tensor:
         return ops.gated_linear(self._product(x, out), kind, scratch)

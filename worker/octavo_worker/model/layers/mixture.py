@@ -98,11 +98,12 @@ class ExpertGate:
             gate, up = product.chunk(2, dim=1)
             gate.clamp_(max=self.clamped)
             up.clamp_(-self.clamped, self.clamped).add_(1)
-        return self.apply_shared(product)
-
-    def apply_shared(self, product: Tensor) -> Tensor:
-        """The same for the expert that all rows take, which is never clamped."""
         return ops.act_and_mul(product, self.activation)
+
+    def shared(self, up: Linear, rows: Tensor, width: int) -> Tensor:
+        """Product and activation, `[T, width]`, of the expert that all rows take, which is never clamped."""
+        out, scratch = (rows.new_empty(len(rows), columns) for columns in (width, 2 * width))
+        return up.gated(Input(rows), self.activation, out, scratch)
 
     def experts_up(self, rows: Tensor, experts: Experts, taken: Taken, shared: SharedProduct | None) -> Tensor:
         """On a GPU: product and activation by place."""
@@ -121,7 +122,9 @@ class ExpertActivation:
         activated = ops.act(product, self.activation)
         return activated.mul_(activated) if self.squared else activated
 
-    apply_shared = apply
+    def shared(self, up: Linear, rows: Tensor, width: int) -> Tensor:
+        """Product and activation, `[T, width]`, of the expert that all rows take."""
+        return self.apply(up.apply(Input(rows)))
 
     def experts_up(self, rows: Tensor, experts: Experts, taken: Taken, shared: SharedProduct | None) -> Tensor:
         """On a GPU: product and activation by place. Kernels have the square of relu alone."""
@@ -132,10 +135,11 @@ class ExpertActivation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedExpert:
-    """An expert that all rows take. `gate` is a product in float32 with one column."""
+    """An expert that all rows take, with `width` activations. `gate` is a product in float32 with one column."""
 
     up: Linear  # rows: gate, up
     down: Linear
+    width: int
     gate: Dense | None = None
 
     @property
@@ -182,17 +186,21 @@ class Mixture(Linear):
         return rows * routing.chosen * (columns // count) * HALF_BYTES
 
     def apply(self, x: Input, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        return self._apply_into(x, x.rows.new_empty(x.rows.shape) if out is None else out, residual)
+
+    def add_scaled(self, x: Input, total: Tensor, factor: float) -> bool:
+        self._apply_into(x, total, total, factor)
+        return True
+
+    def _apply_into(self, x: Input, out: Tensor, residual: Tensor | None, factor: float = 1.0) -> Tensor:
         if x.rows.is_cuda:
-            return self._apply_on_gpu(x, x.rows.new_empty(x.rows.shape) if out is None else out, residual)
+            return self._apply_on_gpu(x, out, residual, factor)
         rows = x.materialise()
         taken = self.router.choose(rows)
         rows = rows if self.norm is None else self.norm.apply(rows, torch.empty_like(rows))
         parts = self._products(rows, taken) if self.owned is None else self._own_products(rows, taken, self.owned)
         shared, gates = self._shared(rows)
-        return ops.combine(
-            parts, taken, rows.new_empty(rows.shape) if out is None else out, shared=shared, gates=gates,
-            residual=residual,
-        )  # fmt: skip
+        return ops.combine(parts, taken, out, shared=shared, gates=gates, residual=residual, factor=factor)
 
     def _products(self, rows: Tensor, taken: Assignments) -> Tensor:
         """By place."""
@@ -208,7 +216,7 @@ class Mixture(Linear):
         parts[first:last] = own
         return parts
 
-    def _apply_on_gpu(self, x: Input, out: Tensor, residual: Tensor | None) -> Tensor:
+    def _apply_on_gpu(self, x: Input, out: Tensor, residual: Tensor | None, factor: float = 1.0) -> Tensor:
         """Three launches of a few rows, five of more; a norm of the experts' own is one more, and so are products of a
         shared expert that are not within the others'."""
         if not len(x.rows):
@@ -219,7 +227,7 @@ class Mixture(Linear):
         rows = routed.rows if self.norm is None else self.norm.apply(x.rows, torch.empty_like(x.rows))
         inner = self.gate.experts_up(rows, self.up.experts(), taken, within)
         return ops.experts_down(
-            inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual
+            inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual, factor=factor
         )
 
     def _shared_on_gpu(self, routed: Routed) -> tuple[SharedProduct | None, Tensor | SharedProduct | None]:
@@ -231,7 +239,7 @@ class Mixture(Linear):
         if not isinstance(routed.taken, RouterLogits) or not is_dense or self.norm is not None:
             return None, self._shared_output(routed.rows)
         up, down = self.shared.up.experts(), self.shared.down.experts()
-        activated = routed.rows.new_empty(len(routed.rows), up.columns // self.gate.halves)
+        activated = routed.rows.new_empty(len(routed.rows), self.shared.width)
         return SharedProduct(up, activated), SharedProduct(down, activated)
 
     def _shared(self, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -245,7 +253,7 @@ class Mixture(Linear):
 
     def _shared_output(self, rows: Tensor) -> Tensor:
         assert self.shared is not None
-        return self.shared.down.apply(Input(self.gate.apply_shared(self.shared.up.apply(Input(rows)))))
+        return self.shared.down.apply(Input(self.gate.shared(self.shared.up, rows, self.shared.width)))
 
 
 def assigned_to(some: range, taken: Taken) -> Taken:

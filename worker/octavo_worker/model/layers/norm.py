@@ -81,7 +81,12 @@ class AddNorm:
     @property
     def is_plain(self) -> bool:
         """True if `delta` is added as it is, so that a product can add itself to the residual stream."""
-        return self.post_norm is None and self.multiplier == 1.0 and self.scalar is None
+        return self.is_multiple and self.multiplier == 1.0
+
+    @property
+    def is_multiple(self) -> bool:
+        """True if a multiple of `delta` is added."""
+        return self.post_norm is None and self.scalar is None
 
     def after_sum(self, b: Buffers) -> Input:
         """The second sublayer's input, where `b.hidden` is already the sum."""
