@@ -1,5 +1,6 @@
 // The first product of experts with up to eight rows of a step, and its activation. A unit has eight rows of gate and the same of up,
-// or, without a gate, sixteen of up. All units of the experts hit, and behind them those of a shared expert, are shared out evenly.
+// or, without a gate, sixteen of up. All units of the experts hit are shared out evenly, and so are those of a shared expert, which
+// come first: no row chooses it, so that its weights flow before the previous kernel has ended.
 #include "experts/activation.cuh"
 #include "experts/checks.h"
 #include "experts/few.cuh"
@@ -18,43 +19,56 @@ struct Block : FewBlock<T> {
   const ExpertsUpArgs& a;
   const FewLists lists;
   const bool has_gate;
-  int first, last;  // of the units
+  int first = 0, last = 0;               // of the units of experts hit
+  int first_shared = 0, own_shared = 0;  // of the shared expert's, and how many
+  int early = 0;                         // units on their way before the lists are made
 
   __device__ Block(const ExpertsUpArgs& args, const FewCut& how, char* memory)
-      : Base(memory, how), a(args), lists(memory, how), has_gate(is_gate(args.activation)) {}
+      : Base(memory, how), a(args), lists(memory, how), has_gate(is_gate(args.activation)) {
+    if (!a.shared.matrix.weight) return;
+    const int own = has_gate ? kHalf : kUnitRows, units = (width(a.shared.matrix) + own - 1) / own;
+    first_shared = part(units, 0), own_shared = part(units, 1) - first_shared;
+  }
 
   __device__ const ExpertMatrix& matrix(const Unit& u) const { return u.is_shared ? a.shared.matrix : a.matrix; }
   __device__ int width(const ExpertMatrix& m) const { return has_gate ? m.columns / 2 : m.columns; }
+  // Where this block's part of so many units begins, or the next one's.
+  __device__ static int part(int64_t units, int next) { return int(units * (blockIdx.x + next) / gridDim.x); }
   __device__ void share_out() {
-    const int own = has_gate ? kHalf : kUnitRows, shared = a.shared.matrix.weight ? width(a.shared.matrix) : 0;
-    const int64_t units = int64_t(*lists.count) * cut.slices + (shared + own - 1) / own;
-    first = int(units * blockIdx.x / gridDim.x), last = int(units * (blockIdx.x + 1) / gridDim.x);
+    const int64_t units = int64_t(*lists.count) * cut.slices;
+    first = part(units, 0), last = part(units, 1);
   }
+  __device__ int units() const { return own_shared + last - first; }
   __device__ Unit unit(int i) const {
-    const int behind = i - *lists.count * cut.slices;
-    if (behind >= 0) return {{0, 0, a.rows}, behind, true};
-    return {lists.hits[i / cut.slices], i % cut.slices};
+    if (i < own_shared) return {{0, 0, a.rows}, first_shared + i, true};
+    const int hit = first + i - own_shared;
+    return {lists.hits[hit / cut.slices], hit % cut.slices};
   }
 
+  __device__ void bring_unit(const Unit& u, uint64_t policy) {
+    const ExpertMatrix& m = matrix(u);
+    const T* weight = static_cast<const T*>(m.weight) + int64_t(u.hit.expert) * m.columns * m.stride;
+    Base::bring(
+        [&](int row) -> const T* {
+          const int column = has_gate ? u.slice * kHalf + row % kHalf : u.slice * kUnitRows + row;
+          const int half = has_gate ? row / kHalf : 0;
+          return column < width(m) ? weight + int64_t(half * width(m) + column) * m.stride : nullptr;
+        },
+        a.matrix.depth, policy);
+  }
+  // As many of the shared expert's units as the ring has room for.
+  __device__ void copy_early() {
+    const uint64_t policy = read_once_policy();
+    for (const int most = min(own_shared, cut.slots / cut.pieces); early < most; ++early) bring_unit(unit(early), policy);
+  }
   __device__ void copy() {
     const uint64_t policy = read_once_policy();
-    for (int i = first; i < last; ++i) {
-      const Unit u = unit(i);
-      const ExpertMatrix& m = matrix(u);
-      const T* weight = static_cast<const T*>(m.weight) + int64_t(u.hit.expert) * m.columns * m.stride;
-      Base::bring(
-          [&](int row) -> const T* {
-            const int column = has_gate ? u.slice * kHalf + row % kHalf : u.slice * kUnitRows + row;
-            const int half = has_gate ? row / kHalf : 0;
-            return column < width(m) ? weight + int64_t(half * width(m) + column) * m.stride : nullptr;
-          },
-          a.matrix.depth, policy);
-    }
+    for (int i = early; i < units(); ++i) bring_unit(unit(i), policy);
   }
 
   __device__ void compute() {
     int turn = 0;
-    for (int i = first; i < last; ++i) {
+    for (int i = 0; i < units(); ++i) {
       const Unit u = unit(i);
       const int rows = u.hit.end - u.hit.begin;
       float sums[4] = {};
@@ -109,6 +123,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   extern __shared__ __align__(128) char shared[];
   Block<T> block(a, cut, shared);
   block.init();
+  __syncthreads();
+  if (block.copies()) block.copy_early();
   wait_for_previous_kernel();
   launch_next_kernel();
   block.lists.make(a.choice, a.rows, a.matrix.experts);
