@@ -44,8 +44,9 @@ inline void cut_lists(FewCut& cut, int at, int experts, int pairs, int sums) {
 inline FewCut cut_few(const ExpertMatrix& m, int slices, int pairs, int sums) {
   FewCut cut{};
   cut.slices = slices;
-  cut.pieces = (m.depth + kMostPiece - 1) / kMostPiece;
-  cut.piece = ((m.depth + cut.pieces - 1) / cut.pieces + 63) / 64 * 64;
+  const int least = (m.depth + kMostPiece - 1) / kMostPiece;
+  cut.piece = ((m.depth + least - 1) / least + 63) / 64 * 64;
+  cut.pieces = (m.depth + cut.piece - 1) / cut.piece;
   cut.pitch = cut.piece * 2 + 64;
   cut_lists(cut, kPartialAt + kPartialBytes, m.experts, pairs, sums);
   const int slot = kUnitRows * cut.pitch;
@@ -168,17 +169,19 @@ struct FewBlock {
   // The warp that copies brings a unit, whose i-th row is at `row_at(i)`, null if there is none.
   template <class RowAt>
   __device__ void bring(RowAt&& row_at, int depth, uint64_t policy) {
+    for (int begin = 0; begin < depth; begin += cut.piece) bring_piece(row_at, begin, depth, policy);
+  }
+  // A piece of it, from `begin` of the depth on.
+  template <class RowAt>
+  __device__ void bring_piece(RowAt&& row_at, int begin, int depth, uint64_t policy) {
     const T* from = lane < kUnitRows ? row_at(lane) : nullptr;
-    const int rows = __popc(__ballot_sync(kAll, from != nullptr));
-    for (int begin = 0; begin < depth; begin += cut.piece) {
-      const int bytes = min(cut.piece, depth - begin) * 2;
-      barrier_wait(empty(), parity ^ 1);
-      if (lane == 0) barrier_expect(full(), rows * bytes);
-      __syncwarp();
-      const uint32_t to = base + cut.ring_at + (slot * kUnitRows + lane) * cut.pitch;
-      if (from) copy_bulk(to, from + begin, bytes, full(), policy);
-      advance();
-    }
+    const int rows = __popc(__ballot_sync(kAll, from != nullptr)), bytes = min(cut.piece, depth - begin) * 2;
+    barrier_wait(empty(), parity ^ 1);
+    if (lane == 0) barrier_expect(full(), rows * bytes);
+    __syncwarp();
+    const uint32_t to = base + cut.ring_at + (slot * kUnitRows + lane) * cut.pitch;
+    if (from) copy_bulk(to, from + begin, bytes, full(), policy);
+    advance();
   }
 
   // The slot may be filled again. An arrival may overtake loads that are under way, and what a bulk copy then brings is not

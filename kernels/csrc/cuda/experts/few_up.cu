@@ -21,7 +21,7 @@ struct Block : FewBlock<T> {
   const bool has_gate;
   int first = 0, last = 0;               // of the units of experts hit
   int first_shared = 0, own_shared = 0;  // of the shared expert's, and how many
-  int early = 0;                         // units on their way before the lists are made
+  int early = 0;                         // pieces on their way before the lists are made
 
   __device__ Block(const ExpertsUpArgs& args, const FewCut& how, char* memory)
       : Base(memory, how), a(args), lists(memory, how), has_gate(is_gate(args.activation)) {
@@ -45,25 +45,27 @@ struct Block : FewBlock<T> {
     return {lists.hits[hit / cut.slices], hit % cut.slices};
   }
 
-  __device__ void bring_unit(const Unit& u, uint64_t policy) {
+  // Piece by piece of the depth, unit by unit.
+  __device__ void bring_next(int piece, uint64_t policy) {
+    const Unit u = unit(piece / cut.pieces);
     const ExpertMatrix& m = matrix(u);
     const T* weight = static_cast<const T*>(m.weight) + int64_t(u.hit.expert) * m.columns * m.stride;
-    Base::bring(
+    Base::bring_piece(
         [&](int row) -> const T* {
           const int column = has_gate ? u.slice * kHalf + row % kHalf : u.slice * kUnitRows + row;
           const int half = has_gate ? row / kHalf : 0;
           return column < width(m) ? weight + int64_t(half * width(m) + column) * m.stride : nullptr;
         },
-        a.matrix.depth, policy);
+        piece % cut.pieces * cut.piece, a.matrix.depth, policy);
   }
-  // As many of the shared expert's units as the ring has room for.
+  // As many of the shared expert's pieces as the ring has room for.
   __device__ void copy_early() {
     const uint64_t policy = read_once_policy();
-    for (const int most = min(own_shared, cut.slots / cut.pieces); early < most; ++early) bring_unit(unit(early), policy);
+    for (const int most = min(own_shared * cut.pieces, cut.slots); early < most; ++early) bring_next(early, policy);
   }
   __device__ void copy() {
     const uint64_t policy = read_once_policy();
-    for (int i = early; i < units(); ++i) bring_unit(unit(i), policy);
+    for (int i = early; i < units() * cut.pieces; ++i) bring_next(i, policy);
   }
 
   __device__ void compute() {
