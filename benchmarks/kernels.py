@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from kernel_rows.between import between_rows
 from kernel_rows.cascade import cascade_rows
 from kernel_rows.coded_experts import coded_experts_rows
 from kernel_rows.copies import copy_rows, swap_rows
@@ -51,6 +52,7 @@ def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
         "latent": latent_rows,
         "expanded": expanded_rows,
         "fused": fused_rows,
+        "between": between_rows,
         "copy": copy_rows,
         "linear": linear_rows,
         "gated": gated_rows,
