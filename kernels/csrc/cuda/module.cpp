@@ -111,11 +111,13 @@ LatentRowsArgs latent_rows_args(int dtype, const Rows& q, int64_t q_head, const 
   return a;
 }
 
+#if !OCTAVO_HIP
 ByHeadArgs by_head_args(int dtype, const HeadRows& x, Address weight, const HeadRows& out, int64_t rows, int heads, int columns,
                         int depth) {
   return {Dtype(dtype), x.data, at<void>(weight), out.data, x.stride, x.head_stride, out.stride, out.head_stride, rows, heads,
           columns, depth};
 }
+#endif
 
 LatentReadArgs latent_read_args(int dtype, const Rows& out, int width, int rank, const Cache& cache, Address blocks,
                                 int64_t count) {
