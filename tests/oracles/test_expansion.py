@@ -33,6 +33,7 @@ from .latent import LATENT
 from .test_shapes import prompt
 
 CLOSE = 5e-5  # a router magnifies what sums in another order differ by; tests/model/test_expansion.py has one layer's
+CLOSE_CODES = 5e-4  # a latent on the edge between two codes may be the other one in either form
 NAMES = list(LATENT)
 
 
@@ -81,7 +82,7 @@ def asked() -> list[AddRequest]:
     return [request(str(n), words[:n], max_tokens=9, logprobs=0, prompt_logprobs=0) for n in lengths]
 
 
-def assert_near(found: Answers, expected: Answers) -> None:
+def assert_near(found: Answers, expected: Answers, close: float = CLOSE) -> None:
     """Tokens, and the log-probabilities of all that was generated and of the prompts."""
     assert found.tokens == expected.tokens
     for name in expected.tokens:
@@ -90,7 +91,7 @@ def assert_near(found: Answers, expected: Answers) -> None:
             (found.prompt_logprobs[name] or [], expected.prompt_logprobs[name] or []),
         ):
             scores = [[0.0 if one is None else one.logprob for one in each] for each in (ours, theirs)]
-            assert scores[0] == pytest.approx(scores[1], abs=CLOSE)
+            assert scores[0] == pytest.approx(scores[1], abs=close)
 
 
 @pytest.mark.full(but=3)
@@ -158,7 +159,7 @@ def test_rows_in_eight_bits_are_expanded_as_they_were_rounded(
     runner = load("minicpm3", kv_dtype=kv_dtype)
     expected = Engine(runner).run(asked())
     Expanding(runner, monkeypatch)
-    assert_near(Engine(runner).run(asked()), expected)
+    assert_near(Engine(runner).run(asked()), expected, CLOSE_CODES)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
