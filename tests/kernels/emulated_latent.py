@@ -46,8 +46,7 @@ class EmulatedLatent:
     """`set_up`'s seed decides in which order threads and copies take their turns."""
 
     def __init__(self, folder: Path) -> None:
-        (folder / "build").mkdir()
-        self._library = build(folder / "build", "latent", "latent_entry.cpp", sources="[bq]*.cu")
+        self._library = build(folder, "latent", "latent_entry.cpp", sources="[bq]*.cu")
 
     def set_up(self, multiprocessors: int, seed: int) -> None:
         self._library.set_up(multiprocessors, seed)

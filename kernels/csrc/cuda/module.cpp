@@ -9,7 +9,6 @@
 #include "cache/args.h"
 #include "device/step.h"
 #include "latent/args.h"
-#include "linear/args.h"
 #include "sampling/args.h"
 #if !OCTAVO_HIP
 #include "cache/mapped_pool.h"
@@ -23,6 +22,8 @@ struct PlanUse {
   bool groups, decodes, extends;
   bool history_ready;  // see AttentionArgs
 };
+inline auto fields(PlanUse& x) { return std::tie(x.sequences, x.groups, x.decodes, x.extends, x.history_ready); }
+
 // Rows, or their norm.
 struct Addend {
   Rows rows;
@@ -36,7 +37,6 @@ struct HeadRows {
   int64_t stride, head_stride;
 };
 inline auto fields(HeadRows& x) { return std::tie(x.data, x.stride, x.head_stride); }
-inline auto fields(PlanUse& x) { return std::tie(x.sequences, x.groups, x.decodes, x.extends, x.history_ready); }
 
 // Where a step's inputs are unpacked to.
 struct StepPlaces {
@@ -233,11 +233,10 @@ void define_layers(py::module_& m) {
     const size_t item = item_size(Dtype(dtype));
     for (const Rows& each : {first.rows, second.rows, hidden, out}) aligned("rows", each, item);
     for (const Norm& each : {first.norm, second.norm, post, norm}) aligned("weight", each.weight);
-    const auto weights = [](const Norm& x) { return NormWeights{x.weight, x.eps, x.offset}; };
     check("add_norms",
           add_norms({Dtype(dtype), {first.rows.data, second.rows.data}, {first.rows.stride, second.rows.stride},
-                     {weights(first.norm), weights(second.norm)}, weights(post), weights(norm), factor, at<void>(scalar),
-                     hidden.data, out.data, hidden.stride, out.stride, rows, width}, stream_at(stream)));
+                     {first.norm, second.norm}, post, norm, factor, at<void>(scalar), hidden.data, out.data, hidden.stride,
+                     out.stride, rows, width}, stream_at(stream)));
   });
   m.def("activation", [](int dtype, int kind, bool gated, const Rows& x, const Rows& out, int64_t rows, int width,
                          Address stream) {

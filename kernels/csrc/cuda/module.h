@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "linear/args.h"
 
 namespace octavo {
 
@@ -33,10 +34,7 @@ inline void aligned(const char* name, const void* data, int64_t row_bytes = 0) {
 inline void aligned(const char* name, const Rows& rows, size_t item) { aligned(name, rows.data, rows.stride * int64_t(item)); }
 
 // A norm that an operation takes along.
-struct Norm {
-  const void* weight;
-  float eps, offset;
-};
+using Norm = NormWeights;
 inline auto fields(Norm& x) { return std::tie(x.weight, x.eps, x.offset); }
 
 // Bindings that a build of the plain kernels lacks: products, mixtures of experts, recurrent layers, attention of wide heads, and

@@ -36,6 +36,8 @@ class Entrance(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeQueries:
+    """Queries, and what is kept, are products of their own."""
+
     queries: Linear
     kept: Linear
 
