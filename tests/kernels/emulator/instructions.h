@@ -12,7 +12,6 @@
 
 namespace octavo {
 
-inline void prefetch_bulk(const void*, uint32_t) {}
 inline void barrier_arrive(int id, int threads) {
   auto& m = emulator::current->block->named[id];
   if (++m.arrived == threads) m.arrived = 0, ++m.generation, emulator::steps_without_progress = 0;

@@ -13,9 +13,9 @@ namespace octavo {
 namespace {
 
 constexpr int kWarps = 8, kThreads = kWarps * 32;
-constexpr int kGroupRows = kWarps;            // at most: a warp normalises one row, and chooses for it
+constexpr int kGroupRows = kWarps;            // at most: a warp chooses for one row
 constexpr int kVector = 8;                    // elements of 16 bytes
-constexpr int kHeldVectors = 8;               // of a row, that a lane has at once
+constexpr int kHeldVectors = 8, kHeldStretches = 4;  // of a router's row, and of rows, that a lane has at once
 constexpr int kPieces = kWarps * kHeldVectors * 32 * kVector * 4;  // bytes in shared memory of pieces of a router's rows
 constexpr int kRowsBytes = 160 * 1024;  // at most, of a group
 constexpr int kMostWidth = 64 * 32 * kVector;  // of a row that is normalised as norm.cu does it
@@ -24,6 +24,7 @@ constexpr int kBlocks = 264;                  // about as many as there are, unl
 struct RouteCut {
   int slices, group_rows, groups;
 };
+using Squares = float[kGroupRows][kMostWidth / kVector / 32];  // of a row's stretches
 
 // A block's outputs for its rows.
 template <class T>
@@ -33,18 +34,24 @@ struct Slice {
   const int warp, lane, vectors;
   const int output;  // of this warp
   float4* const weights;  // of the output, a piece: lane by lane the first halves of a vector, then the second ones
-  uint4 scales[kHeldVectors];
+  const int stretches, part;  // of a row, 32 vectors each; 2^16 over how many, rounded up
+  uint4 scales[kHeldStretches];
 
   __device__ Slice(const RouteArgs& args, char* shared, int slice)
       : a(args), rows(reinterpret_cast<uint4*>(shared + kPieces)), warp(threadIdx.x / 32), lane(threadIdx.x % 32),
         vectors(args.width / kVector), output(slice * kWarps + warp),
-        weights(reinterpret_cast<float4*>(shared) + warp * kHeldVectors * 64) {}
+        weights(reinterpret_cast<float4*>(shared) + warp * kHeldVectors * 64), stretches((vectors + 31) / 32),
+        part((65536 + stretches - 1) / stretches) {}
 
-  // Brings the output's weights from the vector `begin` on.
+  // The output's weights.
+  __device__ const float* source() const {
+    return output < a.routing.experts    ? a.router + output * a.router_stride
+           : output == a.routing.experts ? a.gate
+                                         : nullptr;
+  }
+  // Brings them from the vector `begin` on.
   __device__ void load(int begin) const {
-    const float* from = output < a.routing.experts    ? a.router + output * a.router_stride
-                        : output == a.routing.experts ? a.gate
-                                                      : nullptr;
+    const float* from = source();
 #pragma unroll
     for (int i = 0; i < kHeldVectors * 2; ++i) {
       const int half = i * 32 + lane, at = begin * 2 + half;
@@ -55,54 +62,71 @@ struct Slice {
     commit_copies();
   }
 
-  // Weights of the norm of a warp's row, from the vector `begin` on.
-  __device__ void load_scales(int begin) {
+  // Prefetches into the L2 of those behind the first piece.
+  __device__ void prefetch() const {
+    constexpr int kFirst = kHeldVectors * 32 * kVector;
+    if (lane == 0 && a.width > kFirst && source()) prefetch_bulk(source() + kFirst, (a.width - kFirst) * 4);
+  }
+
+  // Stretches of a group's rows are shared out among warps: this one has every eighth.
+  template <class F>
+  __device__ void for_own(int first, int count, F&& f) const {
 #pragma unroll
-    for (int i = 0; i < kHeldVectors; ++i) {
-      const int at = begin + i * 32 + lane;
-      if (a.norm && at < vectors) scales[i] = static_cast<const uint4*>(a.norm)[at];
+    for (int i = 0; i < kHeldStretches; ++i) {
+      const int own = first + i * kWarps, r = own * part >> 16, at = (own - r * stretches) * 32 + lane;
+      f(i, r, at, r < count && at < vectors);
     }
   }
-  // A warp's row into shared memory; its norm, which the first slice also stores. Loads are made many at a time.
-  __device__ void take_row(int row, bool stores) {
-    const uint4* from = reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + row * a.x_stride);
-    uint4* to = rows + warp * vectors;
-    float own[2] = {};  // sums of squares, of 32 vectors each, as norm.cu adds them up
-    for (int begin = 0; begin < vectors; begin += kHeldVectors * 32) {
-      uint4 raw[kHeldVectors];
+  // Weights of the norm of the stretches from `first` on.
+  __device__ void load_scales(int first, int count) {
+    if (!a.norm) return;
+    for_own(first, count, [&](int i, int, int at, bool there) {
+      if (there) scales[i] = static_cast<const uint4*>(a.norm)[at];
+    });
+  }
+  // Rows into shared memory, and the sums of squares of their stretches, as norm.cu adds them up. Loads are made many at a time,
+  // and so are the sums.
+  __device__ void take(int row, int count, Squares& squares) const {
+    for (int first = warp; first < count * stretches; first += kWarps * kHeldStretches) {
+      uint4 raw[kHeldStretches];
+      float sums[kHeldStretches];
+      for_own(first, count, [&](int i, int r, int at, bool there) {
+        const uint4* from = reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + (row + r) * a.x_stride);
+        raw[i] = there ? __ldcg(from + at) : make_uint4(0, 0, 0, 0);
+      });
 #pragma unroll
-      for (int i = 0; i < kHeldVectors; ++i) {
-        const int at = begin + i * 32 + lane;
-        raw[i] = at < vectors ? __ldcg(from + at) : make_uint4(0, 0, 0, 0);
-      }
-#pragma unroll
-      for (int i = 0; i < kHeldVectors; ++i) {
-        const int first = begin + i * 32;
-        if (first + lane < vectors) to[first + lane] = raw[i];
-        if (!a.norm) continue;
+      for (int i = 0; i < kHeldStretches; ++i) {
         float x[kVector];
         widen<T>(raw[i], x);
-        const float sum = warp_sum(sum_of_squares(x));
-        if (first / 32 == lane) own[0] = sum;
-        if (first / 32 == lane + 32) own[1] = sum;
+        sums[i] = warp_sum(sum_of_squares(x));
       }
+      for_own(first, count, [&](int i, int r, int at, bool there) {
+        if (there) rows[r * vectors + at] = raw[i];
+        if (there && lane == 0) squares[r][at / 32] = sums[i];
+      });
     }
-    if (!a.norm) return;
-    const float inverse = inverse_rms(warp_sum(own[0] + own[1]), a.width, a.eps);
-    uint4* out = reinterpret_cast<uint4*>(static_cast<T*>(a.normed) + row * a.normed_stride);
-    for (int begin = 0; begin < vectors; begin += kHeldVectors * 32) {
-      if (begin > 0) load_scales(begin);
-#pragma unroll
-      for (int i = 0; i < kHeldVectors; ++i) {
-        const int at = begin + i * 32 + lane;
-        if (at >= vectors) continue;
+  }
+  // The norm of the rows, which the first slice also stores. Warp by warp each row's inverse root is made.
+  __device__ void normalise(int row, int count, Squares& squares, float* inverses, bool stores) {
+    if (warp < count) {
+      const float low = lane < stretches ? squares[warp][lane] : 0.0f;
+      const float high = lane + 32 < stretches ? squares[warp][lane + 32] : 0.0f;
+      const float inverse = inverse_rms(warp_sum(low + high), a.width, a.eps);
+      if (lane == 0) inverses[warp] = inverse;
+    }
+    __syncthreads();
+    for (int first = warp; first < count * stretches; first += kWarps * kHeldStretches) {
+      if (first != warp) load_scales(first, count);
+      for_own(first, count, [&](int i, int r, int at, bool there) {
+        if (!there) return;
         float x[kVector], scale[kVector];
-        widen<T>(to[at], x), widen<T>(scales[i], scale);
+        widen<T>(rows[r * vectors + at], x), widen<T>(scales[i], scale);
 #pragma unroll
-        for (int n = 0; n < kVector; ++n) x[n] = x[n] * inverse * (scale[n] + a.offset);
-        to[at] = narrow<T>(x);
-        if (stores) out[at] = to[at];
-      }
+        for (int n = 0; n < kVector; ++n) x[n] = x[n] * inverses[r] * (scale[n] + a.offset);
+        const uint4 normed = narrow<T>(x);
+        rows[r * vectors + at] = normed;
+        if (stores) reinterpret_cast<uint4*>(static_cast<T*>(a.normed) + (row + r) * a.normed_stride)[at] = normed;
+      });
     }
   }
 
@@ -167,16 +191,22 @@ __global__ void __launch_bounds__(kThreads, 2)
     route_kernel(const __grid_constant__ RouteArgs a, const __grid_constant__ RouteCut cut) {
   extern __shared__ __align__(16) char shared[];
   __shared__ float room[kWarps][kMostChosen];
+  __shared__ Squares squares;
   __shared__ int flag;
   const int group = blockIdx.x / cut.slices, slice = blockIdx.x % cut.slices;
   const int row = group * cut.group_rows, count = min(cut.group_rows, a.rows - row);
   Slice<T> own(a, shared, slice);
   own.load(0);
-  if (own.warp < count) own.load_scales(0);
+  own.prefetch();
+  own.load_scales(own.warp, count);
   wait_for_previous_kernel();
   launch_next_kernel();
-  if (own.warp < count) own.take_row(row + own.warp, slice == 0);
+  own.take(row, count, squares);
   __syncthreads();
+  if (a.norm) {
+    own.normalise(row, count, squares, room[0], slice == 0);
+    __syncthreads();
+  }
   own.compute(row, count);
   if (!a.lists.places) return;
   if (!is_last(a.counters + 1 + group, cut.slices, &flag)) return;

@@ -326,6 +326,7 @@ void copy_later(emulator::Block* block, uint32_t barrier, uint32_t bytes, F&& co
     emulator::settle(b);
   });
 }
+inline void prefetch_bulk(const void*, uint32_t) {}
 inline void copy_bulk(uint32_t shared, const void* global, uint32_t bytes, uint32_t barrier) {
   if (shared % 16 || bytes % 16 || reinterpret_cast<uintptr_t>(global) % 16) emulator::fail("a bulk copy that is not aligned");
   char* to = emulator::shared_of(emulator::current->block, shared, int(bytes));
