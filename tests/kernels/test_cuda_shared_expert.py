@@ -115,7 +115,7 @@ def test_a_factor_is_of_the_sum_and_not_of_the_residual(count: int) -> None:
     mixture = SharedMixture("uneven")
     x = mixture.rows(count)
     plain = mixture.apply(x, apart=True)
-    assert torch.equal(mixture.apply(x, apart=True, factor=0.25), plain / 4)
+    assert torch.equal(mixture.apply(x, torch.zeros_like(x), apart=True, factor=0.25), plain / 4)
     got, residual = mixture.apply(x, 8 * x, apart=True, factor=0.25), (8 * x).double()
     torch.testing.assert_close(got.double(), residual + plain.double() / 4, atol=2**-6, rtol=2**-7)
 

@@ -43,33 +43,35 @@ struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
     }
   }
 
+  __device__ const T* row_of(int i) const {
+    const Hit& hit = unit(i).hit;
+    const int place = hit.begin + lane / 4;
+    return place < hit.end ? static_cast<const T*>(a.x) + lists.sources[place] * a.x_stride : nullptr;
+  }
   __device__ void compute() {
-    int turn = 0;
-    for (int i = first; i < last; ++i) {
-      const Unit u = unit(i);
-      const int rows = u.hit.end - u.hit.begin;
-      typename Base::Sums sums = {};
-      Base::multiply([&](int row) { return static_cast<const T*>(a.x) + lists.sources[u.hit.begin + row] * a.x_stride; }, rows,
-                     a.matrix.depth, sums);
-      Base::add_up(sums, turn++, [&](const float4(&all)[2]) {
-        const int row = lane % 4 * 2;
-        if (has_gate) {
-          const int column = u.slice * kStripRows + lane / 4;
-          store_gated(u, row, rows, column, all[0].x, all[1].x), store_gated(u, row + 1, rows, column, all[0].y, all[1].y);
-          store_gated(u, row, rows, column + 8, all[0].z, all[1].z);
-          store_gated(u, row + 1, rows, column + 8, all[0].w, all[1].w);
-          return;
-        }
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-          const int column = (2 * u.slice + s) * kStripRows + lane / 4;
-          store(u, row, rows, column, all[s].x), store(u, row + 1, rows, column, all[s].y);
-          store(u, row, rows, column + 8, all[s].z), store(u, row + 1, rows, column + 8, all[s].w);
-        }
-      });
-    }
+    Base::multiply(
+        last - first, a.matrix.depth, [&](int i) { return row_of(first + i); },
+        [&](int i, const typename Base::Sums& sums) {
+          Base::add_up(sums, i, [&](const float4(&all)[2]) { store(unit(first + i), all); });
+        });
   }
 
+  __device__ void store(const Unit& u, const float4 (&all)[2]) const {
+    const int row = lane % 4 * 2, rows = u.hit.end - u.hit.begin;
+    if (has_gate) {
+      const int column = u.slice * kStripRows + lane / 4;
+      store_gated(u, row, rows, column, all[0].x, all[1].x), store_gated(u, row + 1, rows, column, all[0].y, all[1].y);
+      store_gated(u, row, rows, column + 8, all[0].z, all[1].z);
+      store_gated(u, row + 1, rows, column + 8, all[0].w, all[1].w);
+      return;
+    }
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const int column = (2 * u.slice + s) * kStripRows + lane / 4;
+      store(u, row, rows, column, all[s].x), store(u, row + 1, rows, column, all[s].y);
+      store(u, row, rows, column + 8, all[s].z), store(u, row + 1, rows, column + 8, all[s].w);
+    }
+  }
   __device__ void store_gated(const Unit& u, int row, int rows, int column, float gate, float up) const {
     if (row >= rows) return;
     if (a.matrix.bias) {
@@ -88,7 +90,7 @@ struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
 #endif
 
 template <class T, Codes kKind, int kGroups, class Scale>
-__global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
+__global__ void __launch_bounds__(kFewThreads, kFewBlocks<kKind, kGroups>)
     coded_experts_up_kernel(const __grid_constant__ CodedExpertsUpArgs a, const __grid_constant__ FewCut cut,
                             const __grid_constant__ ExpertStrips<Scale> strips) {
 #if OCTAVO_BULK_COPY
@@ -104,11 +106,19 @@ __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
 #endif
 }
 
+// Two blocks a multiprocessor, or one, if two had more of the units between them.
+inline int blocks_a_multiprocessor(int most, int64_t units, int multiprocessors) {
+  const auto rounds = [&](int blocks) { return (units + blocks * multiprocessors - 1) / (blocks * multiprocessors); };
+  return most * rounds(most) > rounds(1) ? 1 : most;
+}
+
 template <Codes kind, int groups, class Scale>
 cudaError_t launch_up_few(const CodedExpertsUpArgs& a, const Device& device, cudaStream_t stream) {
   const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
   const FewCut cut = cut_codes<PieceOf<kind, groups, 2, Scale>, 2>(a.matrix.experts, (strips.own + 1) / 2, a.rows * a.chosen, 0);
-  const Launch how{dim3(kFewBlocks<groups> * device.multiprocessors), kFewThreads, cut.bytes};
+  const int64_t units = int64_t(a.rows) * a.chosen * cut.slices;
+  const int blocks = blocks_a_multiprocessor(kFewBlocks<kind, groups>, units, device.multiprocessors) * device.multiprocessors;
+  const Launch how{dim3(blocks), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {
     return launch_after(coded_experts_up_kernel<decltype(tag), kind, groups, Scale>, how, stream, a, cut, strips);
   });

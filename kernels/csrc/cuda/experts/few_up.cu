@@ -25,18 +25,22 @@ struct Block : FewBlock<T> {
 
   __device__ Block(const ExpertsUpArgs& args, const FewCut& how, char* memory)
       : Base(memory, how), a(args), lists(memory, how), has_gate(is_gate(args.activation)) {
-    if (!a.shared.matrix.weight) return;
-    const int own = has_gate ? kHalf : kUnitRows, units = (width(a.shared.matrix) + own - 1) / own;
-    first_shared = part(units, 0), own_shared = part(units, 1) - first_shared;
+    first_shared = part(all_shared(), 0), own_shared = part(all_shared(), 1) - first_shared;
   }
 
   __device__ const ExpertMatrix& matrix(const Unit& u) const { return u.is_shared ? a.shared.matrix : a.matrix; }
   __device__ int width(const ExpertMatrix& m) const { return has_gate ? m.columns / 2 : m.columns; }
   // Where this block's part of so many units begins, or the next one's.
   __device__ static int part(int64_t units, int next) { return int(units * (blockIdx.x + next) / gridDim.x); }
+  __device__ int all_shared() const {
+    const int own = has_gate ? kHalf : kUnitRows;
+    return a.shared.matrix.weight ? (width(a.shared.matrix) + own - 1) / own : 0;
+  }
+  // Where each block has one at least, blocks have as many units as others with those of the shared expert.
   __device__ void share_out() {
     const int64_t units = int64_t(*lists.count) * cut.slices;
-    first = part(units, 0), last = part(units, 1);
+    const int together = units >= gridDim.x ? all_shared() : 0;
+    first = part(units + together, 0) - part(together, 0), last = part(units + together, 1) - part(together, 1);
   }
   __device__ int units() const { return own_shared + last - first; }
   __device__ Unit unit(int i) const {
@@ -68,28 +72,28 @@ struct Block : FewBlock<T> {
     for (int i = early; i < units() * cut.pieces; ++i) bring_next(i, policy);
   }
 
+  __device__ typename Base::LaneRow row_of(int i) const {
+    const Unit u = unit(i);
+    const int row = lane / 4;
+    if (row >= u.hit.end - u.hit.begin) return {nullptr, a.matrix.depth};
+    const int source = u.is_shared ? row : lists.sources[u.hit.begin + row];
+    return {static_cast<const T*>(a.x) + source * a.x_stride, a.matrix.depth};
+  }
   __device__ void compute() {
-    int turn = 0;
-    for (int i = 0; i < units(); ++i) {
-      const Unit u = unit(i);
-      const int rows = u.hit.end - u.hit.begin;
-      float sums[4] = {};
-      Base::multiply(
-          [&](int row) {
-            const int source = u.is_shared ? row : lists.sources[u.hit.begin + row];
-            return static_cast<const T*>(a.x) + source * a.x_stride;
-          },
-          rows, a.matrix.depth, sums);
-      Base::add_up(sums, turn++, [&](const float4& all) {
-        const int row = lane % 4 * 2;
-        if (has_gate) {
-          store_gated(u, row, rows, all.x, all.z), store_gated(u, row + 1, rows, all.y, all.w);
-        } else {
-          store(u, row, rows, 0, all.x), store(u, row + 1, rows, 0, all.y);
-          store(u, row, rows, 8, all.z), store(u, row + 1, rows, 8, all.w);
-        }
-      });
-    }
+    Base::multiply(
+        units(), [&](int i) { return row_of(i); },
+        [&](int i, const float(&sums)[4]) {
+          Base::add_up(sums, i, [&](const float4& all) {
+            const Unit u = unit(i);
+            const int row = lane % 4 * 2, rows = u.hit.end - u.hit.begin;
+            if (has_gate) {
+              store_gated(u, row, rows, all.x, all.z), store_gated(u, row + 1, rows, all.y, all.w);
+            } else {
+              store(u, row, rows, 0, all.x), store(u, row + 1, rows, 0, all.y);
+              store(u, row, rows, 8, all.z), store(u, row + 1, rows, 8, all.w);
+            }
+          });
+        });
   }
 
   __device__ T& output(const Unit& u, int row, int column) const {
