@@ -106,14 +106,32 @@ struct Rings {
   }
 };
 
-// One warp brings the tiles of keys, or by turns of keys and of values, in boxes of 64 columns of `box` tokens.
-template <int W, bool latent>
+// The first tiles of keys of a segment, and of values, into the L2.
+template <class T, int W, bool latent>
+__device__ void prefetch_tiles(const WideArgs& a, const Segment& s) {
+  const int bs = a.cache.block_size, lane = threadIdx.x % 32, end = min(s.context, min(s.last, s.first + 2) * kWideKeys);
+  for (int token = s.first * kWideKeys + lane * bs; token < end; token += 32 * bs) {
+    const T* block = static_cast<const T*>(a.cache.data) + int64_t(a.tables[s.sequence * a.table_stride + token / bs]) * a.cache.block_stride +
+                     s.head * a.cache.head_stride;
+    const int there = min(bs, end - token) * W * int(sizeof(T));
+    prefetch_bulk(block, there);
+    if (!latent) prefetch_bulk(block + a.cache.kv_stride, there);
+  }
+}
+
+// One warp brings the tiles of keys, or by turns of keys and of values, in boxes of 64 columns of `box` tokens. Tables and plan are
+// older than the previous kernel; a cell may be one of its own.
+template <class T, int W, bool latent>
 __device__ void bring_tiles(const WideArgs& a, const CUtensorMap& keys, const CUtensorMap& values, int box, uint32_t shared) {
   using L = Layout<W>;
   Rings<W, latent, false> rings(shared);
   const int lane = threadIdx.x % 32, slices = kWideKeys / box, shift = __ffs(a.cache.block_size) - 1;
   Walk walk(a);
-  for (Segment s; walk.next(s);) {
+  Segment s;
+  bool more = walk.next(s);
+  if (more) prefetch_tiles<T, W, latent>(a, s);
+  wait_for_previous_kernel();
+  for (; more; more = walk.next(s)) {
     const int32_t* table = a.tables + s.sequence * a.table_stride;
     for (int k = s.first; k < s.last; ++k) {
       const int token = k * kWideKeys, there = max(0, min(slices, over(s.context - token, box)));
@@ -134,20 +152,30 @@ __device__ void bring_tiles(const WideArgs& a, const CUtensorMap& keys, const CU
   }
 }
 
-// The threads from `kFirst` on bring the queries; rows of a tile lie apart in memory.
+// The threads from `kFirst` on bring the queries; rows of a tile lie apart in memory. Those behind the last are zeros, which the
+// first tile has before the previous kernel has ended.
 template <class T, int W, bool latent, bool coded>
 __device__ void bring_queries(const WideArgs& a, uint32_t shared) {
   constexpr int units = W / 8, kFirst = coded ? 0 : 32, kThreadsOf = coded ? 32 : kLoaders;
   BufferRing ring = Rings<W, latent, coded>(shared).queries;
   Walk walk(a);
-  for (Segment s; walk.next(s);) {
-    ring.await_empty();
-    for (int i = int(threadIdx.x) - kFirst; i < kWideRows * units; i += kThreadsOf) {
-      const int row = i / units, unit = i % units, packed = s.first_row() + row, query = packed / walk.group;
-      const bool real = query < s.queries;
-      const int64_t at = real ? (s.query_row + query) * a.q_stride + (s.head * walk.group + packed % walk.group) * W : 0;
+  Segment s;
+  bool more = walk.next(s), is_first = true;
+  const auto bring = [&](int first, int last, bool real) {
+    for (int i = first * units + int(threadIdx.x) - kFirst; i < last * units; i += kThreadsOf) {
+      const int row = i / units, unit = i % units, packed = s.first_row() + row;
+      const int64_t at =
+          real ? (s.query_row + packed / walk.group) * a.q_stride + (s.head * walk.group + packed % walk.group) * W : 0;
       copy16(shared + unit / 8 * kPart + row * 128 + ((unit ^ row) & 7) * 16, static_cast<const T*>(a.q) + at + unit * 8, real);
     }
+  };
+  for (; more; more = walk.next(s)) {
+    ring.await_empty();
+    const int rows = min(kWideRows, s.queries * walk.group - s.first_row());
+    bring(rows, kWideRows, false);
+    if (is_first) wait_for_previous_kernel();
+    is_first = false;
+    bring(0, rows, true);
     commit_copies();
     wait_copies<0>();
     fence_bulk();
@@ -249,6 +277,7 @@ struct CellLoader {
   }
 
   __device__ void run() {
+    wait_for_previous_kernel();
     // Both buffers by turns, whether they are one ring or two.
     const uint32_t full = Rings<W, latent, true>(shared_address(memory)).keys.full;
     uint32_t parity = 1;
@@ -516,7 +545,11 @@ struct Consumer {
 
   __device__ void run() {
     Walk walk(a);
-    for (Segment s; walk.next(s);) attend(s), store(s);
+    Segment s;
+    bool more = walk.next(s);
+    wait_for_previous_kernel();
+    launch_next_kernel();
+    for (; more; more = walk.next(s)) attend(s), store(s);
     clear_padding();
   }
 };
@@ -536,13 +569,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     fence_bulk();
   }
   __syncthreads();
-  wait_for_previous_kernel();
-  launch_next_kernel();
   if (threadIdx.x < kWarpgroup) {
     give_registers<coded ? 120 : 72>();
     if ((threadIdx.x < 32) == coded) bring_queries<T, W, latent, coded>(a, shared);
     else if constexpr (coded) CellLoader<T, C, W, latent>(a, memory + (shared - begins)).run();
-    else bring_tiles<W, latent>(a, keys, values, box, shared);
+    else bring_tiles<T, W, latent>(a, keys, values, box, shared);
   } else {
     take_registers<coded ? 192 : 216>();
     Consumer<T, C, W, latent>(a, memory + (shared - begins)).run();

@@ -60,44 +60,56 @@ struct ByHeadBlock {
     commit_copies();
   }
 
-  // Sums of this warp's tile and part of the depth with eight rows of x.
-  __device__ void multiply(int64_t first, float (&sums)[4]) const {
-    const int windows = (a.depth + kDepthWindow - 1) / kDepthWindow, part = warp % kDepthParts;
+  using Windows = uint4[kWindowsAtOnce];
+  __device__ int part() const { return warp % kDepthParts; }
+  __device__ int windows() const { return (a.depth + kDepthWindow - 1) / kDepthWindow; }
+  // Where a window of this lane's lies, of those from the `from`-th on.
+  __device__ int at(int from, int i) const { return (from + i * kDepthParts) * kDepthWindow + lane % 4 * 8; }
+
+  // This lane's part of eight rows of x.
+  __device__ void load(int64_t first, int from, Windows& x) const {
     const int64_t own = first + lane / 4;
     const T* const x_row = static_cast<const T*>(a.x) + own * a.x_stride + head * a.x_head_stride;
+#pragma unroll
+    for (int i = 0; i < kWindowsAtOnce; ++i)
+      x[i] = own < a.rows && at(from, i) < a.depth ? __ldcg(reinterpret_cast<const uint4*>(x_row + at(from, i)))
+                                                   : make_uint4(0, 0, 0, 0);
+  }
+  // Adds this warp's products of its tile with them.
+  __device__ void multiply(int from, const Windows& x, float (&sums)[4]) const {
     const char* const weights = shared + (warp / kDepthParts * 16 + lane / 4) * cut.pitch;
-    for (int from = part; from < windows; from += kDepthParts * kWindowsAtOnce) {
-      uint4 x[kWindowsAtOnce];
-      const auto at = [&](int i) { return (from + i * kDepthParts) * kDepthWindow + lane % 4 * 8; };
 #pragma unroll
-      for (int i = 0; i < kWindowsAtOnce; ++i)
-        x[i] = own < a.rows && at(i) < a.depth ? __ldcg(reinterpret_cast<const uint4*>(x_row + at(i))) : make_uint4(0, 0, 0, 0);
-#pragma unroll
-      for (int i = 0; i < kWindowsAtOnce; ++i) {
-        if (from + i * kDepthParts >= windows) break;
-        const bool there = at(i) < a.depth;
-        const uint4 low = there ? *reinterpret_cast<const uint4*>(weights + at(i) * 2) : make_uint4(0, 0, 0, 0);
-        const uint4 high = there ? *reinterpret_cast<const uint4*>(weights + 8 * cut.pitch + at(i) * 2) : make_uint4(0, 0, 0, 0);
-        const uint32_t even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
-        mma<T>(sums, even, x[i].x, x[i].y);
-        mma<T>(sums, odd, x[i].z, x[i].w);
-      }
+    for (int i = 0; i < kWindowsAtOnce; ++i) {
+      if (from + i * kDepthParts >= windows()) break;
+      const bool there = at(from, i) < a.depth;
+      const uint4 low = there ? *reinterpret_cast<const uint4*>(weights + at(from, i) * 2) : make_uint4(0, 0, 0, 0);
+      const uint4 high = there ? *reinterpret_cast<const uint4*>(weights + 8 * cut.pitch + at(from, i) * 2) : make_uint4(0, 0, 0, 0);
+      const uint32_t even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
+      mma<T>(sums, even, x[i].x, x[i].y);
+      mma<T>(sums, odd, x[i].z, x[i].w);
     }
   }
 
-  // By all threads, once the weights are on their way and x is there.
+  // By all threads, once the weights are on their way and x is there. The next eight rows are loaded while these are multiplied.
   __device__ void compute() const {
-    wait_copies<0>();
-    __syncthreads();
     const int64_t end = min(a.rows, row + kHeadRows);
     float* parts = reinterpret_cast<float*>(shared + cut.parts_at);
+    Windows next;
+    load(row, part(), next);
+    wait_copies<0>();
+    __syncthreads();
     int turn = 0;
     for (int64_t first = row; first < end; first += kRowsAtOnce, turn ^= 1) {
       float sums[4] = {};
-      multiply(first, sums);
+      Windows x;
+#pragma unroll
+      for (int i = 0; i < kWindowsAtOnce; ++i) x[i] = next[i];
+      if (first + kRowsAtOnce < end) load(first + kRowsAtOnce, part(), next);
+      multiply(part(), x, sums);
+      for (int from = part() + kDepthParts * kWindowsAtOnce; from < windows(); from += kDepthParts * kWindowsAtOnce)
+        load(first, from, x), multiply(from, x, sums);
       float* const now = parts + turn * kPartNumbers;
-      float* const own = now + warp % kDepthParts * kRowsAtOnce * kPartPitch + lane % 4 * 2 * kPartPitch + warp / kDepthParts * 16 +
-                         lane / 4;
+      float* const own = now + part() * kRowsAtOnce * kPartPitch + lane % 4 * 2 * kPartPitch + warp / kDepthParts * 16 + lane / 4;
       own[0] = sums[0], own[kPartPitch] = sums[1], own[8] = sums[2], own[kPartPitch + 8] = sums[3];
       __syncthreads();  // the other turn's sums are read by then, too
       add_up(first + warp, now + warp * kPartPitch + lane);

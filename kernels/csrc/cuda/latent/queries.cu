@@ -14,10 +14,10 @@ __global__ void __launch_bounds__(kHeadThreads)
                           const __grid_constant__ ByHeadCut cut) {
   extern __shared__ __align__(128) char shared[];
   if (int(blockIdx.x) >= cut.blocks) {
+    LatentRow<T, C> row(a, blockIdx.x - cut.blocks);
     wait_for_previous_kernel();
     launch_next_kernel();
-    keep_latent<T, C>(a, blockIdx.x - cut.blocks);
-    return;
+    return row.keep();
   }
   const ByHeadBlock<T> block(queries, cut, shared, blockIdx.x);
   block.bring_weights();

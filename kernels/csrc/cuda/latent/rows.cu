@@ -7,9 +7,10 @@ namespace {
 
 template <class T, class C>
 __global__ void __launch_bounds__(kLatentWarps * 32) latent_kernel(const __grid_constant__ LatentRowsArgs a) {
+  LatentRow<T, C> row(a, blockIdx.x);
   wait_for_previous_kernel();
   launch_next_kernel();
-  keep_latent<T, C>(a, blockIdx.x);
+  row.keep();
 }
 
 // Rows of whole blocks in the order of their columns, one warp a row. A code times its scale is rounded once.
