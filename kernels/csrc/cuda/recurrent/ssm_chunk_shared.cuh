@@ -18,7 +18,7 @@ struct SsmShared {
   static constexpr int kStages = 256 / rows;
   static constexpr int kMakers = rows == 128 ? 8 : 4;  // warps
   static constexpr int kThreads = 128 * kUnits + 32 * kMakers;
-  static constexpr int kTaken = rows == 128 ? 152 : 200, kKept = 104;  // registers of either kind of warps
+  static constexpr int kTaken = rows == 128 ? 144 : 200, kKept = rows == 128 ? 112 : 104;  // registers of either kind of warps
 
   Tile c[kStages][rows / kWide], b[kStages][rows / kWide];
   Tile masked[kUnits];  // M by token and earlier token
