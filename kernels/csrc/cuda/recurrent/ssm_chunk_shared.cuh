@@ -8,10 +8,11 @@ namespace {
 
 constexpr int kUnits = 2;  // of a block
 
-// Of a unit's tokens: running sums of decays' logarithms to base 2, and what these leave beside a float; time steps; the decay up to
+// Of a unit's tokens: running sums of decays' logarithms to base 2, with what these leave beside a float; time steps; the decay up to
 // a token, and from it to the end times its time step.
-struct SsmGates {
-  float high[kChunk], low[kChunk], dt[kChunk], into[kChunk], left[kChunk];
+struct alignas(16) SsmGates {
+  float2 sums[kChunk];
+  float dt[kChunk], into[kChunk], left[kChunk];
 };
 template <int rows>
 struct SsmShared {
