@@ -118,12 +118,12 @@ struct SsmAdvancer {
   }
   // Adds products of B with x, which decays to the chunk's end, to the state. While the last of them are under way, `meanwhile`.
   template <class F>
-  __device__ void add(const Tile* tiles, uint64_t& full, uint32_t parity, F&& meanwhile) {
+  __device__ void add(const Tile* tiles, const SsmGates& gates, uint64_t& full, uint32_t parity, F&& meanwhile) {
     Words x;
 #pragma unroll
     for (int step = 0; step < kSteps; step += kHeld) {
       take_x(step, x);
-      scale(shared.gates[unit].left + 16 * step, x);
+      scale(gates.left + 16 * step, x);
       if (step + kHeld == kSteps) tell(shared.used[unit]);
       if (step == 0) barrier_wait(shared_address(&full), parity);
       products_begin();
@@ -181,14 +181,14 @@ struct SsmAdvancer {
     barrier_wait(shared_address(&shared.c_full[stage]), parity);
     ask(shared.c[stage], y);
     tell(shared.c_empty[stage]);
-    barrier_wait(shared_address(&shared.made[unit]), made++ & 1);
-    const SsmGates& gates = shared.gates[unit];
+    barrier_wait(shared_address(&shared.made[unit]), made & 1);
+    const SsmGates& gates = shared.gates[made++ % 2][unit];
     scale(gates.into, y);
     mix(y);
     const float decay = gates.into[kChunk - 1];
 #pragma unroll
     for (int i = 0; i < kTiles * 32; ++i) state[i / 32][i % 32] *= decay;
-    add(shared.b[stage], shared.b_full[stage], parity, [&] { write(s, chunk, own, y); });
+    add(shared.b[stage], gates, shared.b_full[stage], parity, [&] { write(s, chunk, own, y); });
     tell(shared.b_empty[stage]);
     ++chunks;
   }

@@ -69,16 +69,20 @@ struct SsmMaker {
       else if (w.bias) widen_weights<T, kOwn>(w.bias, own.x + lane * kOwn, to);
     }
   }
+  __device__ uint32_t count(int unit) const { return unit ? pairs : chunks; }
+  __device__ SsmGates& gates_of(int unit) const { return shared.gates[count(unit) % 2][unit]; }
   __device__ int token(int time) const { return (time * kMakers + warp) * kTogether; }
-  // Loads what this warp makes of a chunk's unit at one of kEach times, and at the first the steps of its gates.
-  __device__ void fetch(const Line<T>& line, const Sequence& s, int first, int count, int x, int head, int unit, int time) {
-    if (warp == unit && time == 0) {
-      const T* from = static_cast<const T*>(a.step.x) + a.heads * a.head_dim + a.step.convolution.channels + head;
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        steps[i] = load_words<T, 1>(from + (s.begin + first + min(2 * lane + i, count - 1)) * a.step.x_stride);
-    }
+  // Loads what this warp makes of a chunk's unit at one of kEach times.
+  __device__ void fetch(const Line<T>& line, const Sequence& s, int first, int x, int time) {
     line.run(first + token(time) - kTaps + 1, s.tokens - 1, x + lane * kOwn, in);
+  }
+  // Loads the steps of a chunk's gates, which lie behind what is convolved.
+  __device__ void fetch_steps(const Line<T>& line, const Chunk& chunk, int head) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int t = chunk.first + min(2 * lane + i, chunk.count - 1);
+      steps[i] = load_words<T, 1>(line.rows + int64_t(t) * line.stride + line.channels + head);
+    }
   }
   // SiLU of the convolutions of this warp's tokens: zeros behind the chunk's end.
   __device__ void make_x(const Line<T>& line, const Chunk& chunk, int unit, int time) {
@@ -102,17 +106,16 @@ struct SsmMaker {
     }
   }
   // A warp's, of which a lane has two tokens: sums are of doubles, so that tokens behind a large decay lose nothing.
-  __device__ void make_gates(const Chunk& chunk, int head, int unit) {
-    SsmGates& to = shared.gates[unit];
+  __device__ void make_gates(const Chunk& chunk, const SsmHead& head, SsmGates& to) {
     float dt[2];
     double sums[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float raw[1];
       widen(steps[i], raw);
-      dt[i] = fminf(fmaxf(softplus(__fadd_rn(raw[0], a.dt_bias[head])), a.least), a.most);
+      dt[i] = fminf(fmaxf(softplus(__fadd_rn(raw[0], head.dt_bias)), a.least), a.most);
       if (2 * lane + i >= chunk.count) dt[i] = 0.0f;
-      sums[i] = max(kLog2 * a.rates[head] * dt[i], kLeast);
+      sums[i] = max(kLog2 * head.rate * dt[i], kLeast);
     }
     const double both = sums[0] + sums[1];
     double sum = both;
@@ -137,7 +140,7 @@ struct SsmMaker {
   }
   // Two columns of M, from `i` on, of the rows of a block that are this warp's.
   __device__ void mask_block(const float (&products)[kTriangle], float skip, int unit, int block, int i) {
-    const SsmGates& gates = shared.gates[unit];
+    const SsmGates& gates = gates_of(unit);
     const float4 own = *reinterpret_cast<const float4*>(gates.sums + i);
     const float2 dt = *reinterpret_cast<const float2*>(gates.dt + i);
 #pragma unroll
@@ -157,8 +160,8 @@ struct SsmMaker {
   // M: a warp makes a row at a time, or two of the upper half, which are half as long.
   __device__ void make_masked(const float (&products)[kTriangle], float skip, int unit) {
     mask_block(products, skip, unit, lane / 16, lane % 16 * 2);
-    mask_block(products, skip, unit, 2, lane * 2);
-    mask_block(products, skip, unit, 3, lane * 2);
+#pragma unroll
+    for (int block = 2; block < kChunk / kSide; ++block) mask_block(products, skip, unit, block, lane * 2);
   }
   __device__ void make(const SsmPiece& piece) {
     const Stretch& stretch = piece.stretch;
@@ -169,31 +172,34 @@ struct SsmMaker {
     meet();  // no warp needs the last units' weights
     Chunk chunk = chunk_at(c.plan, stretch.begin);
     for (int unit = 0; unit < piece.units; ++unit) take_weights(SsmUnit(a, piece, unit), unit);
-    const int first_head = SsmUnit(a, piece, 0).head, second_head = SsmUnit(a, piece, 1).head;
-    fetch(line, s, chunk.first, chunk.count, piece.x, first_head, 0, 0);
+    const int head = SsmUnit(a, piece, min(warp, 1)).head;  // whose gates the first warps make
+    if (warp < piece.units) {
+      if (lane == 0) shared.heads[warp] = {a.skip[head], a.dt_bias[head], a.rates[head]};
+      fetch_steps(line, chunk, head);
+    }
+    fetch(line, s, chunk.first, piece.x, 0);
     meet();
     for (int at = stretch.begin; at < stretch.end; ++at, ++chunks) {
       const Chunk next = chunk_at(c.plan, min(at + 1, stretch.end - 1));
       if (at > stretch.begin) copy_c(piece, at, kStages - 1);
+      if (warp < piece.units) make_gates(chunk, shared.heads[warp], gates_of(warp));  // those of two chunks before are no longer in use
 #pragma unroll 1
       for (int unit = 0; unit < piece.units; ++unit) {
-        const int head = unit ? second_head : first_head;
-        barrier_wait(shared_address(&shared.used[unit]), ((unit ? pairs : chunks) & 1) ^ 1);
-        if (warp == unit) make_gates(chunk, head, unit);
+        barrier_wait(shared_address(&shared.used[unit]), (count(unit) & 1) ^ 1);
 #pragma unroll 1
         for (int time = 0; time < kEach; ++time) {
           make_x(line, chunk, unit, time);
           const bool another = time + 1 < kEach, last = !another && unit + 1 == piece.units;
           const int then = another ? unit : last ? 0 : unit + 1;
-          fetch(line, s, last ? next.first : chunk.first, last ? next.count : chunk.count, piece.x + then * kWide,
-                then ? second_head : first_head, then, another ? time + 1 : 0);
+          fetch(line, s, last ? next.first : chunk.first, piece.x + then * kWide, another ? time + 1 : 0);
         }
-        meet();
         if (unit == 0) {
+          meet();  // gates of both units are there
+          if (warp < piece.units) fetch_steps(line, next, head);
           copy_products(piece, at, 1);
           barrier_wait(shared_address(&shared.products_full[chunks % 2]), chunks / 2 & 1);
         }
-        make_masked(shared.products[chunks % 2], a.skip[head], unit);
+        make_masked(shared.products[chunks % 2], shared.heads[unit].skip, unit);
         fence_bulk();
         __syncwarp();
         if (lane == 0) barrier_arrive_once(shared_address(&shared.made[unit]));

@@ -14,6 +14,10 @@ struct alignas(16) SsmGates {
   float2 sums[kChunk];
   float dt[kChunk], into[kChunk], left[kChunk];
 };
+// Of a unit's head.
+struct SsmHead {
+  float skip, dt_bias, rate;
+};
 template <int rows>
 struct SsmShared {
   static constexpr int kStages = 256 / rows;
@@ -25,7 +29,8 @@ struct SsmShared {
   Tile masked[kUnits];  // M by token and earlier token
   Tile x[kUnits];       // by token and column
   float products[2][kTriangle];
-  SsmGates gates[kUnits];
+  SsmGates gates[2][kUnits];  // of a unit's chunks in turn
+  SsmHead heads[kUnits];
   float weights[kTaps + 1][kUnits * kWide];  // of the convolution: x of each unit; the bias at the end
   uint64_t c_full[kStages], c_empty[kStages], b_full[kStages], b_empty[kStages], products_full[2], made[kUnits], used[kUnits];
 
