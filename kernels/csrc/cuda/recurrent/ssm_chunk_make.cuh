@@ -12,8 +12,7 @@ template <class T, int rows>
 struct SsmMaker {
   using Shared = SsmShared<rows>;
   static constexpr int kMakers = Shared::kMakers, kStages = Shared::kStages;
-  static constexpr int kTogether = 8, kLines = kTaps + kTogether - 1;  // tokens that a warp makes at a time, inputs that these take
-  static constexpr int kAtOnce = 4;                                    // of these tokens, in registers
+  static constexpr int kTogether = rows == 128 ? 8 : 4, kLines = kTaps + kTogether - 1;  // tokens of a warp at a time, their inputs
   static constexpr int kEach = kChunk / kTogether / kMakers;           // times a unit
   static constexpr int kOwn = kWide / 32;                              // columns of a lane
   static constexpr int kMade = 1;                                      // barrier of these warps
@@ -88,21 +87,16 @@ struct SsmMaker {
   __device__ void make_x(const Line<T>& line, const Chunk& chunk, int unit, int time) {
     Tile& tile = shared.x[unit];
     line.clear(chunk.first + token(time) - kTaps + 1, in);
+    float x[kTogether][kOwn];
+    convolve<kTaps, kTogether>(in, shared.weights[0] + unit * kWide + lane * kOwn, kUnits * kWide, a.step.convolution.bias, x);
 #pragma unroll
-    for (int first = 0; first < kTogether; first += kAtOnce) {
-      using Some = Words<T, kOwn>[kTaps + kAtOnce - 1];
-      float x[kAtOnce][kOwn];
-      convolve<kTaps, kAtOnce>(reinterpret_cast<const Some&>(in[first]), shared.weights[0] + unit * kWide + lane * kOwn, kUnits * kWide,
-                               a.step.convolution.bias, x);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int t = token(time) + first + i;
-        const bool there = t < chunk.count;
-        const Split split(there ? x[i][0] : 0.0f, there ? x[i][1] : 0.0f);
-        const int place = Tile::place(t, lane * kOwn);
-        *reinterpret_cast<uint32_t*>(tile.part[0] + place) = split.high;
-        *reinterpret_cast<uint32_t*>(tile.part[1] + place) = split.low;
-      }
+    for (int i = 0; i < kTogether; ++i) {
+      const int t = token(time) + i;
+      const bool there = t < chunk.count;
+      const Split split(there ? x[i][0] : 0.0f, there ? x[i][1] : 0.0f);
+      const int place = Tile::place(t, lane * kOwn);
+      *reinterpret_cast<uint32_t*>(tile.part[0] + place) = split.high;
+      *reinterpret_cast<uint32_t*>(tile.part[1] + place) = split.low;
     }
   }
   // A warp's, of which a lane has two tokens: sums are of doubles, so that tokens behind a large decay lose nothing.
@@ -138,15 +132,16 @@ struct SsmMaker {
     constexpr int kSixteens = int(sizeof(shared.masked) / sizeof(uint4));
     for (int i = warp * 32 + lane; i < kSixteens; i += 32 * kMakers) reinterpret_cast<uint4*>(shared.masked)[i] = {};
   }
-  // Two columns of M, from `i` on, of the rows of a block that are this warp's.
-  __device__ void mask_block(const float (&products)[kTriangle], float skip, int unit, int block, int i) {
+  // Of two columns of M the rows of some blocks that are this warp's.
+  template <int kBlocks>
+  __device__ void mask_blocks(const float (&products)[kTriangle], float skip, int unit, int first, int i) {
     const SsmGates& gates = gates_of(unit);
     const float4 own = *reinterpret_cast<const float4*>(gates.sums + i);
     const float2 dt = *reinterpret_cast<const float2*>(gates.dt + i);
-#pragma unroll
-    for (int row = 0; row < kSide; row += kMakers) {
-      const int t = block * kSide + row + warp;
-      const float2 sum = gates.sums[t], of = *reinterpret_cast<const float2*>(products + triangle_row(block, row + warp) + i);
+#pragma unroll 4
+    for (int at = 0; at < kBlocks * kSide; at += kMakers) {
+      const int block = first + at / kSide, row = at % kSide + warp, t = block * kSide + row;
+      const float2 sum = gates.sums[t], of = *reinterpret_cast<const float2*>(products + triangle_row(block, row) + i);
       float one = i <= t ? fast_exp2(sum.x - own.x + (sum.y - own.y)) * dt.x * of.x : 0.0f;
       float two = i < t ? fast_exp2(sum.x - own.z + (sum.y - own.w)) * dt.y * of.y : 0.0f;
       if (i == t) one += skip;
@@ -159,9 +154,8 @@ struct SsmMaker {
   }
   // M: a warp makes a row at a time, or two of the upper half, which are half as long.
   __device__ void make_masked(const float (&products)[kTriangle], float skip, int unit) {
-    mask_block(products, skip, unit, lane / 16, lane % 16 * 2);
-#pragma unroll
-    for (int block = 2; block < kChunk / kSide; ++block) mask_block(products, skip, unit, block, lane * 2);
+    mask_blocks<1>(products, skip, unit, lane / 16, lane % 16 * 2);
+    mask_blocks<2>(products, skip, unit, 2, lane * 2);
   }
   __device__ void make(const SsmPiece& piece) {
     const Stretch& stretch = piece.stretch;

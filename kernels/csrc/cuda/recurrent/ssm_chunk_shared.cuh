@@ -24,6 +24,7 @@ struct SsmShared {
   static constexpr int kMakers = rows == 128 ? 8 : 4;  // warps
   static constexpr int kThreads = 128 * kUnits + 32 * kMakers;
   static constexpr int kTaken = rows == 128 ? 144 : 200, kKept = rows == 128 ? 112 : 104;  // registers of either kind of warps
+  static_assert(128 * kUnits * kTaken + 32 * kMakers * kKept <= 65536 / kThreads / 8 * 8 * kThreads, "of those that a block begins with");
 
   Tile c[kStages][rows / kWide], b[kStages][rows / kWide];
   Tile masked[kUnits];  // M by token and earlier token
