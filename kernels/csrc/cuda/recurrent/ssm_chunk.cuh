@@ -20,9 +20,8 @@ struct alignas(16) Tile {
 };
 // The lower triangle of a chunk's tokens, in blocks of kSide rows that are as long as their last row.
 constexpr int kSide = 16, kTriangle = kSide * kSide * (1 + 2 + 3 + 4);
-__device__ inline int triangle_row(int token) {
-  const int block = token / kSide;
-  return kSide * kSide * (block * (block + 1) / 2) + token % kSide * kSide * (block + 1);
+__device__ inline int triangle_row(int block, int row) {
+  return kSide * kSide * (block * (block + 1) / 2) + row * kSide * (block + 1);
 }
 // Of a chunk and a group: C and B by token and row of the state, and C . B by token and earlier token.
 template <int rows>

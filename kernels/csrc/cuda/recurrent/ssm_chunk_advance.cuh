@@ -18,7 +18,7 @@ namespace {
 template <int rows>
 struct SsmAdvancer {
   static constexpr int kTiles = rows / kWide, kSteps = kWide / 16;  // of the state's rows; of 16 rows, or tokens, in a tile
-  static constexpr int kHeld = rows == 128 ? 4 : 2;                // whose parts are in registers at a time
+  static constexpr int kHeld = rows == 128 ? 2 : 1;  // whose parts are in registers at a time: with twice as many products do not overlap
   using Shared = SsmShared<rows>;
 
   const SsmChunkArgs& c;
@@ -96,7 +96,8 @@ struct SsmAdvancer {
         ldmatrix_transposed(x[part][k], shared_address(shared.x[unit].part[part] + at));
       }
   }
-  // Adds the products of M with x: of M's columns from 32 on, only the rows from there on are not zeros.
+  // Adds the products of M with x. All rows of M take part: a product with some of y's registers, as for the zeros above the diagonal,
+  // makes ptxas wait behind every product of the kernel.
   __device__ void mix(float (&y)[32]) const {
     const Tile& tile = shared.masked[unit];
     Words x;
@@ -107,23 +108,22 @@ struct SsmAdvancer {
       products_begin();
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) {
-        const auto multiply = [&](const uint32_t* left, uint32_t masked) {
-          if (step + k < kSteps / 2) wgmma_held(bf16{}, y, left, operand<128>(masked + 2 * k), true);
-          else wgmma_held(bf16{}, reinterpret_cast<float(&)[16]>(y[16]), left, operand<128>(masked + 256 + 2 * k), true);
-        };
-        multiply(x[0][k], first), multiply(x[1][k], first), multiply(x[0][k], second);
+        wgmma_held(bf16{}, y, x[0][k], operand<128>(first + 2 * k), true);
+        wgmma_held(bf16{}, y, x[1][k], operand<128>(first + 2 * k), true);
+        wgmma_held(bf16{}, y, x[0][k], operand<128>(second + 2 * k), true);
       }
       products_commit();
       products_wait<0>(y);
     }
   }
-  // Adds products of B with x, which decays to the chunk's end, to the state.
-  __device__ void add(const Tile* tiles, uint64_t& full, uint32_t parity) {
+  // Adds products of B with x, which decays to the chunk's end, to the state. While the last of them are under way, `meanwhile`.
+  template <class F>
+  __device__ void add(const Tile* tiles, const SsmGates& gates, uint64_t& full, uint32_t parity, F&& meanwhile) {
     Words x;
 #pragma unroll
     for (int step = 0; step < kSteps; step += kHeld) {
       take_x(step, x);
-      scale(shared.gates[unit].left + 16 * step, x);
+      scale(gates.left + 16 * step, x);
       if (step + kHeld == kSteps) tell(shared.used[unit]);
       if (step == 0) barrier_wait(shared_address(&full), parity);
       products_begin();
@@ -138,6 +138,7 @@ struct SsmAdvancer {
         }
       }
       products_commit();
+      if (step + kHeld == kSteps) meanwhile();
       products_wait<0>(state[0]);
 #pragma unroll
       for (int tile = 1; tile < kTiles; ++tile) pin(state[tile]);
@@ -163,13 +164,15 @@ struct SsmAdvancer {
       }
   }
   __device__ void write(const Sequence& s, const Chunk& chunk, const SsmUnit& own, const float (&y)[32]) const {
-    const int64_t width = int64_t(c.ssm.heads) * c.ssm.head_dim;
-    float* to = c.ssm.y + (s.begin + chunk.first + pair) * width + own.x + row;
+    const int width = c.ssm.heads * c.ssm.head_dim;
+    float* to = c.ssm.y + int64_t(s.begin + chunk.first + pair) * width + own.x + row;
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int t = i / 4 * 8 + i % 2;
-      if (t + pair < chunk.count) to[t * width + i % 4 / 2 * 8] = y[i];
-    }
+    for (int n = 0; n < 8; ++n, to += 8 * width)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int t = n * 8 + i % 2;
+        if (t + pair < chunk.count) to[i % 2 * width + i / 2 * 8] = y[4 * n + i];
+      }
   }
   __device__ void advance(const Sequence& s, const Chunk& chunk, const SsmUnit& own) {
     const int stage = chunks % Shared::kStages;
@@ -178,15 +181,14 @@ struct SsmAdvancer {
     barrier_wait(shared_address(&shared.c_full[stage]), parity);
     ask(shared.c[stage], y);
     tell(shared.c_empty[stage]);
-    barrier_wait(shared_address(&shared.made[unit]), made++ & 1);
-    const SsmGates& gates = shared.gates[unit];
+    barrier_wait(shared_address(&shared.made[unit]), made & 1);
+    const SsmGates& gates = shared.gates[made++ % 2][unit];
     scale(gates.into, y);
     mix(y);
-    write(s, chunk, own, y);
     const float decay = gates.into[kChunk - 1];
 #pragma unroll
     for (int i = 0; i < kTiles * 32; ++i) state[i / 32][i % 32] *= decay;
-    add(shared.b[stage], shared.b_full[stage], parity);
+    add(shared.b[stage], gates, shared.b_full[stage], parity, [&] { write(s, chunk, own, y); });
     tell(shared.b_empty[stage]);
     ++chunks;
   }

@@ -12,8 +12,7 @@ template <class T, int rows>
 struct SsmMaker {
   using Shared = SsmShared<rows>;
   static constexpr int kMakers = Shared::kMakers, kStages = Shared::kStages;
-  static constexpr int kTogether = 8, kLines = kTaps + kTogether - 1;  // tokens that a warp makes at a time, inputs that these take
-  static constexpr int kAtOnce = 4;                                    // of these tokens, in registers
+  static constexpr int kTogether = rows == 128 ? 8 : 4, kLines = kTaps + kTogether - 1;  // tokens of a warp at a time, their inputs
   static constexpr int kEach = kChunk / kTogether / kMakers;           // times a unit
   static constexpr int kOwn = kWide / 32;                              // columns of a lane
   static constexpr int kMade = 1;                                      // barrier of these warps
@@ -29,7 +28,9 @@ struct SsmMaker {
   Words<T, 1> steps[2];
 
   __device__ SsmMaker(const SsmChunkArgs& args, Shared& memory)
-      : c(args), a(args.ssm), shared(memory), lane(threadIdx.x % 32), warp(int(uniform(threadIdx.x / 32)) - 4 * kUnits) {}
+      : c(args), a(args.ssm), shared(memory), lane(threadIdx.x % 32), warp(int(uniform(threadIdx.x / 32)) - 4 * kUnits) {
+    clear_masked();
+  }
 
   __device__ static void meet() { barrier_sync(kMade, 32 * kMakers); }
   __device__ bool copies() const { return threadIdx.x == 128 * kUnits; }
@@ -67,51 +68,48 @@ struct SsmMaker {
       else if (w.bias) widen_weights<T, kOwn>(w.bias, own.x + lane * kOwn, to);
     }
   }
+  __device__ uint32_t count(int unit) const { return unit ? pairs : chunks; }
+  __device__ SsmGates& gates_of(int unit) const { return shared.gates[count(unit) % 2][unit]; }
   __device__ int token(int time) const { return (time * kMakers + warp) * kTogether; }
-  // Loads what this warp makes of a chunk's unit at one of kEach times, and at the first the steps of its gates.
-  __device__ void fetch(const Line<T>& line, const Sequence& s, int first, int count, const SsmPiece& piece, int unit, int time) {
-    const SsmUnit own(a, piece, unit);
-    if (warp == unit && time == 0) {
-      const T* from = static_cast<const T*>(a.step.x) + a.heads * a.head_dim + a.step.convolution.channels + own.head;
+  // Loads what this warp makes of a chunk's unit at one of kEach times.
+  __device__ void fetch(const Line<T>& line, const Sequence& s, int first, int x, int time) {
+    line.run(first + token(time) - kTaps + 1, s.tokens - 1, x + lane * kOwn, in);
+  }
+  // Loads the steps of a chunk's gates, which lie behind what is convolved.
+  __device__ void fetch_steps(const Line<T>& line, const Chunk& chunk, int head) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        steps[i] = load_words<T, 1>(from + (s.begin + first + min(2 * lane + i, count - 1)) * a.step.x_stride);
+    for (int i = 0; i < 2; ++i) {
+      const int t = chunk.first + min(2 * lane + i, chunk.count - 1);
+      steps[i] = load_words<T, 1>(line.rows + int64_t(t) * line.stride + line.channels + head);
     }
-    line.run(first + token(time) - kTaps + 1, s.tokens - 1, own.x + lane * kOwn, in);
   }
   // SiLU of the convolutions of this warp's tokens: zeros behind the chunk's end.
   __device__ void make_x(const Line<T>& line, const Chunk& chunk, int unit, int time) {
     Tile& tile = shared.x[unit];
     line.clear(chunk.first + token(time) - kTaps + 1, in);
+    float x[kTogether][kOwn];
+    convolve<kTaps, kTogether>(in, shared.weights[0] + unit * kWide + lane * kOwn, kUnits * kWide, a.step.convolution.bias, x);
 #pragma unroll
-    for (int first = 0; first < kTogether; first += kAtOnce) {
-      using Some = Words<T, kOwn>[kTaps + kAtOnce - 1];
-      float x[kAtOnce][kOwn];
-      convolve<kTaps, kAtOnce>(reinterpret_cast<const Some&>(in[first]), shared.weights[0] + unit * kWide + lane * kOwn, kUnits * kWide,
-                               a.step.convolution.bias, x);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int t = token(time) + first + i;
-        const bool there = t < chunk.count;
-        const Split split(there ? x[i][0] : 0.0f, there ? x[i][1] : 0.0f);
-        const int place = Tile::place(t, lane * kOwn);
-        *reinterpret_cast<uint32_t*>(tile.part[0] + place) = split.high;
-        *reinterpret_cast<uint32_t*>(tile.part[1] + place) = split.low;
-      }
+    for (int i = 0; i < kTogether; ++i) {
+      const int t = token(time) + i;
+      const bool there = t < chunk.count;
+      const Split split(there ? x[i][0] : 0.0f, there ? x[i][1] : 0.0f);
+      const int place = Tile::place(t, lane * kOwn);
+      *reinterpret_cast<uint32_t*>(tile.part[0] + place) = split.high;
+      *reinterpret_cast<uint32_t*>(tile.part[1] + place) = split.low;
     }
   }
   // A warp's, of which a lane has two tokens: sums are of doubles, so that tokens behind a large decay lose nothing.
-  __device__ void make_gates(const Chunk& chunk, const SsmUnit& own, int unit) {
-    SsmGates& to = shared.gates[unit];
+  __device__ void make_gates(const Chunk& chunk, const SsmHead& head, SsmGates& to) {
     float dt[2];
     double sums[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float raw[1];
       widen(steps[i], raw);
-      dt[i] = fminf(fmaxf(softplus(__fadd_rn(raw[0], a.dt_bias[own.head])), a.least), a.most);
+      dt[i] = fminf(fmaxf(softplus(__fadd_rn(raw[0], head.dt_bias)), a.least), a.most);
       if (2 * lane + i >= chunk.count) dt[i] = 0.0f;
-      sums[i] = max(kLog2 * a.rates[own.head] * dt[i], kLeast);
+      sums[i] = max(kLog2 * head.rate * dt[i], kLeast);
     }
     const double both = sums[0] + sums[1];
     double sum = both;
@@ -125,35 +123,39 @@ struct SsmMaker {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int t = 2 * lane + i;
-      to.high[t] = float(sums[i]), to.low[t] = float(sums[i] - double(float(sums[i])));
+      to.sums[t] = make_float2(float(sums[i]), float(sums[i] - double(float(sums[i]))));
       to.dt[t] = dt[i], to.into[t] = fast_exp2(float(sums[i])), to.left[t] = dt[i] * fast_exp2(float(end - sums[i]));
     }
   }
-  // M: eight earlier tokens of one by a lane.
-  __device__ void make_masked(const float (&products)[kTriangle], float skip, int unit) {
-    const SsmGates& gates = shared.gates[unit];
-    Tile& tile = shared.masked[unit];
-    const int i = lane % 8 * 8;
-#pragma unroll 1
-    for (int t = warp * 4 + lane / 8; t < kChunk; t += 4 * kMakers) {
-      uint4 high = {}, low = {};
-      if (i <= t) {
-        const float* of = products + triangle_row(t) + i;
-        const float sum = gates.high[t], rest = gates.low[t];
-        float masked[8];
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const float decay = fast_exp2(sum - gates.high[i + e] + (rest - gates.low[i + e]));
-          masked[e] = i + e <= t ? decay * gates.dt[i + e] * of[e] : 0.0f;
-          if (i + e == t) masked[e] += skip;
-        }
-        const Split one(masked[0], masked[1]), two(masked[2], masked[3]), three(masked[4], masked[5]), four(masked[6], masked[7]);
-        high = make_uint4(one.high, two.high, three.high, four.high), low = make_uint4(one.low, two.low, three.low, four.low);
-      }
+  // M's upper right quarter, which nothing is made for: zeros.
+  __device__ void clear_masked() {
+    constexpr int kSixteens = int(sizeof(shared.masked) / sizeof(uint4));
+    for (int i = warp * 32 + lane; i < kSixteens; i += 32 * kMakers) reinterpret_cast<uint4*>(shared.masked)[i] = {};
+  }
+  // Of two columns of M the rows of some blocks that are this warp's.
+  template <int kBlocks>
+  __device__ void mask_blocks(const float (&products)[kTriangle], float skip, int unit, int first, int i) {
+    const SsmGates& gates = gates_of(unit);
+    const float4 own = *reinterpret_cast<const float4*>(gates.sums + i);
+    const float2 dt = *reinterpret_cast<const float2*>(gates.dt + i);
+#pragma unroll 4
+    for (int at = 0; at < kBlocks * kSide; at += kMakers) {
+      const int block = first + at / kSide, row = at % kSide + warp, t = block * kSide + row;
+      const float2 sum = gates.sums[t], of = *reinterpret_cast<const float2*>(products + triangle_row(block, row) + i);
+      float one = i <= t ? fast_exp2(sum.x - own.x + (sum.y - own.y)) * dt.x * of.x : 0.0f;
+      float two = i < t ? fast_exp2(sum.x - own.z + (sum.y - own.w)) * dt.y * of.y : 0.0f;
+      if (i == t) one += skip;
+      if (i + 1 == t) two += skip;
+      const Split split(one, two);
       const int place = Tile::place(t, i);
-      *reinterpret_cast<uint4*>(tile.part[0] + place) = high;
-      *reinterpret_cast<uint4*>(tile.part[1] + place) = low;
+      *reinterpret_cast<uint32_t*>(shared.masked[unit].part[0] + place) = split.high;
+      *reinterpret_cast<uint32_t*>(shared.masked[unit].part[1] + place) = split.low;
     }
+  }
+  // M: a warp makes a row at a time, or two of the upper half, which are half as long.
+  __device__ void make_masked(const float (&products)[kTriangle], float skip, int unit) {
+    mask_blocks<1>(products, skip, unit, lane / 16, lane % 16 * 2);
+    mask_blocks<2>(products, skip, unit, 2, lane * 2);
   }
   __device__ void make(const SsmPiece& piece) {
     const Stretch& stretch = piece.stretch;
@@ -164,29 +166,34 @@ struct SsmMaker {
     meet();  // no warp needs the last units' weights
     Chunk chunk = chunk_at(c.plan, stretch.begin);
     for (int unit = 0; unit < piece.units; ++unit) take_weights(SsmUnit(a, piece, unit), unit);
-    fetch(line, s, chunk.first, chunk.count, piece, 0, 0);
+    const int head = SsmUnit(a, piece, min(warp, 1)).head;  // whose gates the first warps make
+    if (warp < piece.units) {
+      if (lane == 0) shared.heads[warp] = {a.skip[head], a.dt_bias[head], a.rates[head]};
+      fetch_steps(line, chunk, head);
+    }
+    fetch(line, s, chunk.first, piece.x, 0);
     meet();
     for (int at = stretch.begin; at < stretch.end; ++at, ++chunks) {
       const Chunk next = chunk_at(c.plan, min(at + 1, stretch.end - 1));
       if (at > stretch.begin) copy_c(piece, at, kStages - 1);
+      if (warp < piece.units) make_gates(chunk, shared.heads[warp], gates_of(warp));  // those of two chunks before are no longer in use
 #pragma unroll 1
       for (int unit = 0; unit < piece.units; ++unit) {
-        const SsmUnit own(a, piece, unit);
-        barrier_wait(shared_address(&shared.used[unit]), ((unit ? pairs : chunks) & 1) ^ 1);
-        if (warp == unit) make_gates(chunk, own, unit);
+        barrier_wait(shared_address(&shared.used[unit]), (count(unit) & 1) ^ 1);
 #pragma unroll 1
         for (int time = 0; time < kEach; ++time) {
           make_x(line, chunk, unit, time);
           const bool another = time + 1 < kEach, last = !another && unit + 1 == piece.units;
-          fetch(line, s, last ? next.first : chunk.first, last ? next.count : chunk.count, piece,
-                another ? unit : last ? 0 : unit + 1, another ? time + 1 : 0);
+          const int then = another ? unit : last ? 0 : unit + 1;
+          fetch(line, s, last ? next.first : chunk.first, piece.x + then * kWide, another ? time + 1 : 0);
         }
-        meet();
         if (unit == 0) {
+          meet();  // gates of both units are there
+          if (warp < piece.units) fetch_steps(line, next, head);
           copy_products(piece, at, 1);
           barrier_wait(shared_address(&shared.products_full[chunks % 2]), chunks / 2 & 1);
         }
-        make_masked(shared.products[chunks % 2], a.skip[own.head], unit);
+        make_masked(shared.products[chunks % 2], shared.heads[unit].skip, unit);
         fence_bulk();
         __syncwarp();
         if (lane == 0) barrier_arrive_once(shared_address(&shared.made[unit]));

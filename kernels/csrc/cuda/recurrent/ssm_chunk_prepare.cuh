@@ -103,8 +103,7 @@ struct Preparer {
       if (n / 2 > warp) break;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int t = warp * kSide + half * 8 + lane / 4;
-        *reinterpret_cast<float2*>(to.products + triangle_row(t) + n * 8 + lane % 4 * 2) =
+        *reinterpret_cast<float2*>(to.products + triangle_row(warp, half * 8 + lane / 4) + n * 8 + lane % 4 * 2) =
             make_float2(sums[n][2 * half], sums[n][2 * half + 1]);
       }
     }

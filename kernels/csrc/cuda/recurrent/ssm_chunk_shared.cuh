@@ -8,23 +8,30 @@ namespace {
 
 constexpr int kUnits = 2;  // of a block
 
-// Of a unit's tokens: running sums of decays' logarithms to base 2, and what these leave beside a float; time steps; the decay up to
+// Of a unit's tokens: running sums of decays' logarithms to base 2, with what these leave beside a float; time steps; the decay up to
 // a token, and from it to the end times its time step.
-struct SsmGates {
-  float high[kChunk], low[kChunk], dt[kChunk], into[kChunk], left[kChunk];
+struct alignas(16) SsmGates {
+  float2 sums[kChunk];
+  float dt[kChunk], into[kChunk], left[kChunk];
+};
+// Of a unit's head.
+struct SsmHead {
+  float skip, dt_bias, rate;
 };
 template <int rows>
 struct SsmShared {
   static constexpr int kStages = 256 / rows;
   static constexpr int kMakers = rows == 128 ? 8 : 4;  // warps
   static constexpr int kThreads = 128 * kUnits + 32 * kMakers;
-  static constexpr int kTaken = rows == 128 ? 152 : 200, kKept = 104;  // registers of either kind of warps
+  static constexpr int kTaken = rows == 128 ? 144 : 200, kKept = rows == 128 ? 112 : 104;  // registers of either kind of warps
+  static_assert(128 * kUnits * kTaken + 32 * kMakers * kKept <= 65536 / kThreads / 8 * 8 * kThreads, "of those that a block begins with");
 
   Tile c[kStages][rows / kWide], b[kStages][rows / kWide];
   Tile masked[kUnits];  // M by token and earlier token
   Tile x[kUnits];       // by token and column
   float products[2][kTriangle];
-  SsmGates gates[kUnits];
+  SsmGates gates[2][kUnits];  // of a unit's chunks in turn
+  SsmHead heads[kUnits];
   float weights[kTaps + 1][kUnits * kWide];  // of the convolution: x of each unit; the bias at the end
   uint64_t c_full[kStages], c_empty[kStages], b_full[kStages], b_empty[kStages], products_full[2], made[kUnits], used[kUnits];
 
