@@ -13,6 +13,8 @@ from octavo_kernels.products.weights import Activations, Codes, PackedWeight, Qu
 
 SHORT_SCALES = {Codes.INT4: (1, 2, 4), Codes.INT8: (), Codes.FP4: (4,), Codes.FP8: (1,)}
 """How many scales of each row of a brick may be bfloat16: `may_be_short` in csrc/cuda/coded_experts/groups.cuh."""
+SHORT_BELOW = 2.0**32
+"""Room that short scales leave for the power of two that kernels put into them: csrc/cuda/coded_experts/paired.cuh."""
 UNIT = 8
 """Columns of x are a multiple of that."""
 
@@ -32,14 +34,15 @@ def takes(scheme: Scheme, columns: int, depth: int, device: torch.device, *, hal
 
 def pack_experts(weight: PackedWeight) -> CodedWeight:
     """A weight on a GPU, whose scheme the kernels take, as they read it: with scales in bfloat16 where all of them are
-    numbers of it, which these kernels alone know. Takes its tensors over."""
+    numbers of it and none is huge, which these kernels alone know. Takes its tensors over."""
     if not isinstance(weight, CodedWeight):
         scheme = as_read(weight.scheme)
         weight = coded_cuda.pack(QuantisedWeight(scheme, weight.codes, weight.scales, weight.zeros, weight.order))
     if weight.bricks.scales not in SHORT_SCALES[weight.scheme.codes]:
         return weight
     short = weight.scales.bfloat16()
-    return replace(weight, scales=short) if torch.equal(short.float(), weight.scales) else weight
+    are_short = torch.equal(short.float(), weight.scales) and bool(short.abs().max() < SHORT_BELOW)
+    return replace(weight, scales=short) if are_short else weight
 
 
 def matrix_of(weight: CodedWeight, columns: int) -> tuple[object, ...]:
