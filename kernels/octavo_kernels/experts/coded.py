@@ -13,8 +13,6 @@ from octavo_kernels.products.weights import Activations, Codes, PackedWeight, Qu
 
 SHORT_SCALES = {Codes.INT4: (1, 2, 4), Codes.INT8: (), Codes.FP4: (4,), Codes.FP8: (1,)}
 """How many scales of each row of a brick may be bfloat16: `may_be_short` in csrc/cuda/coded_experts/groups.cuh."""
-SHORT_BELOW = 2.0**32
-"""Room that short scales leave for the power of two that kernels put into them: csrc/cuda/coded_experts/paired.cuh."""
 UNIT = 8
 """Columns of x are a multiple of that."""
 
@@ -41,7 +39,7 @@ def pack_experts(weight: PackedWeight) -> CodedWeight:
     if weight.bricks.scales not in SHORT_SCALES[weight.scheme.codes]:
         return weight
     short = weight.scales.bfloat16()
-    are_short = torch.equal(short.float(), weight.scales) and bool(short.abs().max() < SHORT_BELOW)
+    are_short = torch.equal(short.float(), weight.scales) and bool(short.abs().max() < 2**32)  # as in paired.cuh
     return replace(weight, scales=short) if are_short else weight
 
 

@@ -1,7 +1,7 @@
 // Products of experts of codes with many rows, on Hopper (sm_90a), by wgmma.
 //
-// As in coded/coded_wide.cuh the weight's rows are the 64 rows of an instruction, from registers: of each stage, 64 of the depth,
-// a warp turns the codes of a strip into numbers, rounded to the type of x, while the products of the stage before are under
+// As in coded/coded_wide.cuh the weight's rows are the 64 rows of an instruction, from registers: of each part of a stage, 64 of the
+// depth, a warp turns the codes of a strip into numbers, rounded to the type of x, while the products of the part before are under
 // way. Rows of x that one expert has are its columns, up to `tokens` a tile, so that an expert with a few rows costs no more than
 // they do. Gated, a warp has eight rows of a gate's strip and the eight of the other half that they multiply.
 //
@@ -23,8 +23,9 @@ namespace octavo {
 namespace {
 
 constexpr int kConsumers = 2, kManyThreads = (kConsumers + 1) * kWarpgroup;
-constexpr int kPartSteps = kDepth / kStepDepth;
+constexpr int kParts = 2, kStageDepth = kParts * kDepth, kPartSteps = kDepth / kStepDepth;  // of a stage
 constexpr int kTileStrips = kConsumers * 4;
+constexpr int kCodeUnit = 8;  // bytes of an element, of which a box has up to 256 in a row
 constexpr int kManyRoom = 225 * 1024;  // of a multiprocessor's shared memory: all of it, but for what two blocks reserve
 // In shared memory: barriers, tiles in front of each expert, its first place, the ring.
 constexpr int kFirstTiles = 256, kStarts = kFirstTiles + (kMostExperts + 1) * 4, kRingAt = 5120;
@@ -37,13 +38,14 @@ struct ManyShape {
   using Scale = Scales;
   static constexpr Codes kKind = kind;
   static constexpr int kTokens = tokens;
-  // A stage is as deep as a brick: one or two parts, each of which has these groups, and these words of a lane.
-  static constexpr int kStageDepth = brick_depth(kind), kParts = kStageDepth / kDepth, kBrickGroups = groups;
-  static constexpr int kGroups = groups > kParts ? groups / kParts : 1, kWords = kBrickWords / kParts;
-  static constexpr int kScales = groups * kStripRows;  // of a strip in a stage
+  static constexpr int kBricks = kStageDepth / brick_depth(kind), kBrickGroups = groups, kStageGroups = kBricks * groups;
+  static constexpr int kGroups = kStageGroups > kParts ? kStageGroups / kParts : 1;  // of a part
+  // Of a strip in a stage, but for the words, which are those of a lane in a part.
+  static constexpr int kCodeBytes = kBricks * kBrickBytes, kScales = kStageGroups * kStripRows;
+  static constexpr int kWords = kBricks * kBrickWords / kParts;
   // In a stage: rows of x, and codes, scales and zeros, which lie behind all of those.
   static constexpr int kPartBytes = tokens * kRowBytes, kXBytes = kParts * kPartBytes;
-  static constexpr int kScalesAt = kTileStrips * kBrickBytes, kZerosAt = kScalesAt + kTileStrips * kScales * int(sizeof(Scale));
+  static constexpr int kScalesAt = kTileStrips * kCodeBytes, kZerosAt = kScalesAt + kTileStrips * kScales * int(sizeof(Scale));
   static constexpr int kWeightBytes = (kZerosAt + kTileStrips * kScales + 127) / 128 * 128;
   // Two blocks of narrow tiles are on a multiprocessor: what one warp waits for while it unpacks, three others hide.
   static constexpr int kBlocks = tokens <= 32 ? 2 : 1, kTaken = kBlocks == 2 ? 96 : 216, kKept = kBlocks == 2 ? 40 : 72;
@@ -75,7 +77,7 @@ struct StripMaps {
 #if OCTAVO_WGMMA
 
 constexpr int kUnits = kRowBytes / 16;
-constexpr int kLag = 2;  // stages of x under way, behind which a thread says that its copies are there
+constexpr int kLag = 1;  // stages of x under way, behind which a thread says that its copies are there
 
 struct ManyTile {
   int expert, begin, rows, column;  // the first place, how many there are in the tile, the first of the output's columns
@@ -113,7 +115,7 @@ struct ManyBlock {
   __device__ uint32_t x_at(int stage) const { return ring_base + stage * S::kXBytes; }
   __device__ int weights_at(int stage) const { return S::kStages * S::kXBytes + stage * S::kWeightBytes; }
   __device__ int along() const { return (width + kColumns - 1) / kColumns; }
-  __device__ int stages() const { return (a.matrix.depth + S::kStageDepth - 1) / S::kStageDepth; }
+  __device__ int stages() const { return (a.matrix.depth + kStageDepth - 1) / kStageDepth; }
   __device__ int parts() const { return (a.matrix.depth + kDepth - 1) / kDepth; }
 
   __device__ void init_barriers() const {
@@ -155,14 +157,14 @@ struct ManyBlock {
 
   // Bytes of a stage that come as boxes.
   __device__ int weight_bytes() const {
-    return kTileStrips * (kBrickBytes + S::kScales * (int(sizeof(typename S::Scale)) + int(a.has_zeros)));
+    return kTileStrips * (S::kCodeBytes + S::kScales * (int(sizeof(typename S::Scale)) + int(a.has_zeros)));
   }
   __device__ void bring_weights(const StripMaps& maps, const ManyTile& to, int at, int stage) const {
     const uint32_t barrier = ring.full + 8 * stage, shared = ring_base + weights_at(stage);
     const int strip = to.column / kStripRows, half = kGated ? 2 * to.expert : to.expert;
-    const int group = S::kBrickGroups == 1 ? at >> a.shift : at * S::kBrickGroups;
+    const int group = S::kBrickGroups == 1 ? at * S::kBricks >> a.shift : at * S::kStageGroups;
     barrier_expect(barrier, weight_bytes());
-    copy_box(shared, maps.codes, at * (kBrickBytes / 4), strip, half, barrier);
+    copy_box(shared, maps.codes, at * (S::kCodeBytes / kCodeUnit), strip, half, barrier);
     copy_box(shared + S::kScalesAt, maps.scales, group * kStripRows, strip, half, barrier);
     if (a.has_zeros) copy_box(shared + S::kZerosAt, maps.zeros, group * kStripRows, strip, half, barrier);
   }
@@ -206,12 +208,12 @@ struct ManyBlock {
 #pragma unroll
         for (int i = 0; i < kOwnRows; ++i) {
 #pragma unroll
-          for (int part = 0; part < S::kParts; ++part)
+          for (int part = 0; part < kParts; ++part)
             if (i * kApart < rows)
               copy16(x + part * S::kPartBytes + i * kApart * kRowBytes, from[i] + part * kDepth, left > part * kDepth);
-          from[i] += S::kStageDepth;
+          from[i] += kStageDepth;
         }
-        left -= S::kStageDepth;
+        left -= kStageDepth;
         commit_copies();
         ring.advance();
         if (++ahead > kLag) {
@@ -227,7 +229,7 @@ struct ManyBlock {
   // Codes of this lane's low and high row in a part of a stage, in the order of their steps.
   __device__ void read_codes(const char* stage, int part, Words& lows, Words& highs) const {
     const auto load = [&](int strip, Words& to) {
-      const uint4* from = reinterpret_cast<const uint4*>(stage + strip * kBrickBytes) + part * S::kWords / 4 * 32 + lane;
+      const uint4* from = reinterpret_cast<const uint4*>(stage + strip * S::kCodeBytes) + part * S::kWords / 4 * 32 + lane;
 #pragma unroll
       for (int i = 0; i < S::kWords / 4; ++i) {
         const uint4 raw = from[i * 32];
@@ -252,9 +254,11 @@ struct ManyBlock {
     Words lows, highs;
     read_codes(stage, part, lows, highs);
     using Row = typename Weights::Row;
+    // Two bricks may have one group or one each; the second one's is there in any case.
+    const int first_group = S::kBrickGroups == 1 && a.shift ? 0 : part * S::kStageGroups / kParts * kStripRows;
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
-      const int group = (part * S::kBrickGroups / S::kParts + g) * kStripRows;
+      const int group = first_group + g * kStripRows;
       const Row low_row(scales[low + group], has_zeros ? zeros[low + group] : Row::zero());
       const Row high_row(scales[high + group], has_zeros ? zeros[high + group] : Row::zero());
 #pragma unroll
@@ -276,7 +280,7 @@ struct ManyBlock {
     for (int k = 0; k < kPartSteps; ++k) wgmma_held(T{}, sums, held[k], operand<128>(x + 2 * k), true);
     products_commit();
     const int stage = ring.stage;
-    if (part == S::kParts - 1) ring.advance();
+    if (part == kParts - 1) ring.advance();
     return stage;
   }
   __device__ void release(int stage) const {
@@ -298,11 +302,11 @@ struct ManyBlock {
       if (part == 0) release(before);
     };
     for (int i = 1; i < count; i += 2) {
-      next(odd, S::kParts - 1);
+      next(odd, 1);
       if (i + 1 == count) break;
       next(even, 0);
     }
-    if (S::kParts == 2 && count % 2) ring.advance();  // from a stage whose second part lies behind the depth
+    if (count % 2) ring.advance();  // from a stage whose second part lies behind the depth
     products_wait<0>(sums);
     release(last);
   }
@@ -395,8 +399,8 @@ cudaError_t launch_many_shape(const CodedManyArgs& a, const CodedMatrix& m, int6
   const int halves = end == End::gated ? 2 : 1, width = m.columns / halves, columns = kTileStrips * kStripRows / halves;
   const int experts = a.matrix.experts, row = sizes.groups * kStripRows;
   StripMaps maps{};
-  if (!describe_experts(maps.codes, m.codes, int64_t(sizes.bricks) * (kBrickBytes / 4), sizes.strips, experts, halves,
-                        kBrickBytes / 4, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4) ||
+  if (!describe_experts(maps.codes, m.codes, int64_t(sizes.bricks) * (kBrickBytes / kCodeUnit), sizes.strips, experts, halves,
+                        S::kCodeBytes / kCodeUnit, CU_TENSOR_MAP_DATA_TYPE_UINT64, kCodeUnit) ||
       !describe_experts(maps.scales, m.scales, row, sizes.strips, experts, halves, S::kScales,
                         sizeof(typename S::Scale) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
                         int(sizeof(typename S::Scale))) ||
