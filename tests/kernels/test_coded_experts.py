@@ -33,6 +33,13 @@ def test_scales_are_short_where_all_are_numbers_of_bfloat16(form: tuple[Codes, i
     assert torch.equal(packed.scales.float(), lay_out(weight).scales)
 
 
+def test_huge_scales_are_not_short() -> None:
+    weight = random_weight(Codes.FP4, 32, 64, 256)
+    for most, dtype in ((2.0**31, torch.bfloat16), (2.0**32, torch.float32)):
+        weight.scales.fill_(1.0)[-1, -1] = most
+        assert pack_experts(lay_out(weight)).scales.dtype is dtype
+
+
 def test_experts_meet_rows_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     weight, by = random_weight(Codes.FP8, 128, 64, 256), Scheme(Codes.FP8, 128, Activations.FP8, 128)

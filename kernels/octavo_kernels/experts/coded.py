@@ -32,14 +32,15 @@ def takes(scheme: Scheme, columns: int, depth: int, device: torch.device, *, hal
 
 def pack_experts(weight: PackedWeight) -> CodedWeight:
     """A weight on a GPU, whose scheme the kernels take, as they read it: with scales in bfloat16 where all of them are
-    numbers of it, which these kernels alone know. Takes its tensors over."""
+    numbers of it and none is huge, which these kernels alone know. Takes its tensors over."""
     if not isinstance(weight, CodedWeight):
         scheme = as_read(weight.scheme)
         weight = coded_cuda.pack(QuantisedWeight(scheme, weight.codes, weight.scales, weight.zeros, weight.order))
     if weight.bricks.scales not in SHORT_SCALES[weight.scheme.codes]:
         return weight
     short = weight.scales.bfloat16()
-    return replace(weight, scales=short) if torch.equal(short.float(), weight.scales) else weight
+    are_short = torch.equal(short.float(), weight.scales) and bool(short.abs().max() < 2**32)  # as in paired.cuh
+    return replace(weight, scales=short) if are_short else weight
 
 
 def matrix_of(weight: CodedWeight, columns: int) -> tuple[object, ...]:

@@ -7,7 +7,7 @@
 namespace octavo {
 
 // Strips of all experts, one expert's below the other's; `columns` are those of one. `scales` may be bfloat16 where each of them
-// is a number of it: of four-bit integers, of four-bit floats in groups of 32, and of eight-bit floats.
+// is a number of it below 2^32: of four-bit integers, of four-bit floats in groups of 32, and of eight-bit floats.
 struct CodedExpertStrips {
   CodedMatrix matrix;
   bool short_scales;

@@ -1,7 +1,7 @@
 // Products of experts of codes with many rows, on Hopper (sm_90a), by wgmma.
 //
-// As in coded/coded_wide.cuh the weight's rows are the 64 rows of an instruction, from registers: of each stage, 64 of the depth,
-// a warp turns the codes of a strip into numbers, rounded to the type of x, while the products of the stage before are under
+// As in coded/coded_wide.cuh the weight's rows are the 64 rows of an instruction, from registers: of each part of a stage, 64 of the
+// depth, a warp turns the codes of a strip into numbers, rounded to the type of x, while the products of the part before are under
 // way. Rows of x that one expert has are its columns, up to `tokens` a tile, so that an expert with a few rows costs no more than
 // they do. Gated, a warp has eight rows of a gate's strip and the eight of the other half that they multiply.
 //
@@ -23,8 +23,9 @@ namespace octavo {
 namespace {
 
 constexpr int kConsumers = 2, kManyThreads = (kConsumers + 1) * kWarpgroup;
-constexpr int kStageSteps = kDepth / kStepDepth;
+constexpr int kParts = 2, kStageDepth = kParts * kDepth, kPartSteps = kDepth / kStepDepth;  // of a stage
 constexpr int kTileStrips = kConsumers * 4;
+constexpr int kCodeUnit = 8;  // bytes of an element, of which a box has up to 256 in a row
 constexpr int kManyRoom = 225 * 1024;  // of a multiprocessor's shared memory: all of it, but for what two blocks reserve
 // In shared memory: barriers, tiles in front of each expert, its first place, the ring.
 constexpr int kFirstTiles = 256, kStarts = kFirstTiles + (kMostExperts + 1) * 4, kRingAt = 5120;
@@ -37,13 +38,13 @@ struct ManyShape {
   using Scale = Scales;
   static constexpr Codes kKind = kind;
   static constexpr int kTokens = tokens;
-  static constexpr int kBrickStages = brick_depth(kind) / kDepth, kBrickGroups = groups;
-  static constexpr int kGroups = groups > kBrickStages ? groups / kBrickStages : 1;  // of a stage
-  // Bytes of a strip in a stage.
-  static constexpr int kCodeBytes = kBrickBytes / kBrickStages, kCodeWords = kCodeBytes / 4 / 32;  // the latter of a lane
-  static constexpr int kScales = kGroups * kStripRows;
-  // Parts of a stage: rows of x, and codes, scales and zeros, which lie behind all of those.
-  static constexpr int kXBytes = tokens * kRowBytes;
+  static constexpr int kBricks = kStageDepth / brick_depth(kind), kBrickGroups = groups, kStageGroups = kBricks * groups;
+  static constexpr int kGroups = kStageGroups > kParts ? kStageGroups / kParts : 1;  // of a part
+  // Of a strip in a stage, but for the words, which are those of a lane in a part.
+  static constexpr int kCodeBytes = kBricks * kBrickBytes, kScales = kStageGroups * kStripRows;
+  static constexpr int kWords = kBricks * kBrickWords / kParts;
+  // In a stage: rows of x, and codes, scales and zeros, which lie behind all of those.
+  static constexpr int kPartBytes = tokens * kRowBytes, kXBytes = kParts * kPartBytes;
   static constexpr int kScalesAt = kTileStrips * kCodeBytes, kZerosAt = kScalesAt + kTileStrips * kScales * int(sizeof(Scale));
   static constexpr int kWeightBytes = (kZerosAt + kTileStrips * kScales + 127) / 128 * 128;
   // Two blocks of narrow tiles are on a multiprocessor: what one warp waits for while it unpacks, three others hide.
@@ -65,6 +66,7 @@ struct CodedManyArgs {
   float clamped;
   void* out;
   int64_t out_stride;
+  uint32_t one = 1;  // for `View`
 };
 
 // Maps of strips: [experts, or both halves of each][strips][what a strip has].
@@ -75,7 +77,7 @@ struct StripMaps {
 #if OCTAVO_WGMMA
 
 constexpr int kUnits = kRowBytes / 16;
-constexpr int kLag = 2;  // stages of x under way, behind which a thread says that its copies are there
+constexpr int kLag = 1;  // stages of x under way, behind which a thread says that its copies are there
 
 struct ManyTile {
   int expert, begin, rows, column;  // the first place, how many there are in the tile, the first of the output's columns
@@ -83,11 +85,12 @@ struct ManyTile {
 
 template <class T, class S, End end>
 struct ManyBlock {
-  using Weights = Rounded<T, S::kKind>;
-  using Rows = std::conditional_t<std::is_same_v<T, typename S::Scale>, Paired<T, S::kKind>, Weights>;
+  using Words = uint32_t[S::kWords];
   using Sums = float[S::kTokens / 2];
-  using Held = uint32_t[kStageSteps][4];
+  using Held = uint32_t[kPartSteps][4];
   static constexpr bool kGated = end == End::gated;
+  using Weights =
+      std::conditional_t<std::is_same_v<T, typename S::Scale>, Paired<T, S::kKind, kGated>, Merged<T, S::kKind, kGated>>;
   static constexpr int kColumns = kTileStrips * kStripRows / (kGated ? 2 : 1);  // of the output
   static constexpr int kEights = S::kTokens / 8, kAtOnce = kGated ? 4 : 2;     // of rows of x; those stored at a time
 
@@ -98,20 +101,22 @@ struct ManyBlock {
   const uint32_t ring_base;
   const int lane, warp;  // the latter of those that multiply
   const int width;       // columns of the output
+  const typename Weights::View view;
   BufferRing ring;
 
   __device__ ManyBlock(const CodedManyArgs& args, char* shared)
       : a(args), memory(shared), base(shared_address(shared)),
         ring_memory(shared + kRingAt + (-(shared_address(shared) + kRingAt) & 1023u)), ring_base(shared_address(ring_memory)),
         lane(threadIdx.x % 32), warp(uniform(threadIdx.x / 32) - 4),
-        width(kGated ? args.matrix.columns / 2 : args.matrix.columns), ring(base, S::kStages) {}
+        width(kGated ? args.matrix.columns / 2 : args.matrix.columns), view(warp % 2, args.one), ring(base, S::kStages) {}
 
   __device__ int* first_tiles() const { return reinterpret_cast<int*>(memory + kFirstTiles); }
   __device__ int* starts() const { return reinterpret_cast<int*>(memory + kStarts); }
   __device__ uint32_t x_at(int stage) const { return ring_base + stage * S::kXBytes; }
   __device__ int weights_at(int stage) const { return S::kStages * S::kXBytes + stage * S::kWeightBytes; }
   __device__ int along() const { return (width + kColumns - 1) / kColumns; }
-  __device__ int stages() const { return (a.matrix.depth + kDepth - 1) / kDepth; }
+  __device__ int stages() const { return (a.matrix.depth + kStageDepth - 1) / kStageDepth; }
+  __device__ int parts() const { return (a.matrix.depth + kDepth - 1) / kDepth; }
 
   __device__ void init_barriers() const {
     ring.init(1 + kWarpgroup, kConsumers * 4);
@@ -156,10 +161,10 @@ struct ManyBlock {
   }
   __device__ void bring_weights(const StripMaps& maps, const ManyTile& to, int at, int stage) const {
     const uint32_t barrier = ring.full + 8 * stage, shared = ring_base + weights_at(stage);
-    const int strip = to.column / kStripRows, half = kGated ? 2 * to.expert : to.expert, brick = at / S::kBrickStages;
-    const int group = S::kBrickGroups == 1 ? brick >> a.shift : at * S::kBrickGroups / S::kBrickStages;
+    const int strip = to.column / kStripRows, half = kGated ? 2 * to.expert : to.expert;
+    const int group = S::kBrickGroups == 1 ? at * S::kBricks >> a.shift : at * S::kStageGroups;
     barrier_expect(barrier, weight_bytes());
-    copy_box(shared, maps.codes, at * (S::kCodeBytes / 4), strip, half, barrier);
+    copy_box(shared, maps.codes, at * (S::kCodeBytes / kCodeUnit), strip, half, barrier);
     copy_box(shared + S::kScalesAt, maps.scales, group * kStripRows, strip, half, barrier);
     if (a.has_zeros) copy_box(shared + S::kZerosAt, maps.zeros, group * kStripRows, strip, half, barrier);
   }
@@ -175,7 +180,9 @@ struct ManyBlock {
       launch_next_kernel();
     }
     constexpr int kOwnRows = S::kTokens * kUnits / kWarpgroup, kApart = kWarpgroup / kUnits;
+    static_assert(kApart % 8 == 0);  // rows of a thread are swizzled alike
     const int unit = threadIdx.x % kUnits, first_row = threadIdx.x / kUnits;
+    const uint32_t own = first_row * kRowBytes + (unit ^ first_row % 8) * 16;
     BufferRing there = ring;
     int ahead = 0;
     const auto tell = [&] {
@@ -185,24 +192,28 @@ struct ManyBlock {
     };
     for (int number = blockIdx.x; number < tiles(); number += gridDim.x) {
       const ManyTile to = tile(number);
+      const int rows = to.rows - first_row;  // the i-th one of a thread is there if this is above i * kApart
       const T* from[kOwnRows];
 #pragma unroll
       for (int i = 0; i < kOwnRows; ++i) {
-        const int row = first_row + i * kApart, place = to.begin + row;
-        from[i] = nullptr;
-        if (row < to.rows)
-          from[i] = static_cast<const T*>(a.x) + (a.sources ? __ldcg(a.sources + place) : place) * a.x_stride + unit * 8;
+        const int place = to.begin + first_row + i * kApart;
+        from[i] = static_cast<const T*>(a.x) + unit * 8;
+        if (i * kApart < rows) from[i] += (a.sources ? __ldcg(a.sources + place) : place) * a.x_stride;
       }
+      int left = a.matrix.depth - unit * 8;
       for (int at = 0; at < stages(); ++at) {
         ring.await_empty();
         if (threadIdx.x == 0 && early-- <= 0) bring_weights(maps, to, at, ring.stage);
-        const bool is_inside = at * kDepth + unit * 8 < a.matrix.depth;
+        const uint32_t x = x_at(ring.stage) + own;
 #pragma unroll
         for (int i = 0; i < kOwnRows; ++i) {
-          const int row = first_row + i * kApart;
-          if (from[i])
-            copy16(x_at(ring.stage) + row * kRowBytes + (unit ^ row % 8) * 16, is_inside ? from[i] + at * kDepth : from[i], is_inside);
+#pragma unroll
+          for (int part = 0; part < kParts; ++part)
+            if (i * kApart < rows)
+              copy16(x + part * S::kPartBytes + i * kApart * kRowBytes, from[i] + part * kDepth, left > part * kDepth);
+          from[i] += kStageDepth;
         }
+        left -= kStageDepth;
         commit_copies();
         ring.advance();
         if (++ahead > kLag) {
@@ -215,26 +226,24 @@ struct ManyBlock {
     while (ahead-- > 0) tell();
   }
 
-  // Codes of this lane in a stage, in the order of their steps.
-  __device__ void read_codes(const char* stage, uint32_t (&words)[S::kCodeWords]) const {
-    const auto load = [&](int strip, uint32_t(&to)[S::kCodeWords]) {
-      const uint4* from = reinterpret_cast<const uint4*>(stage + strip * S::kCodeBytes) + lane;
+  // Codes of this lane's low and high row in a part of a stage, in the order of their steps.
+  __device__ void read_codes(const char* stage, int part, Words& lows, Words& highs) const {
+    const auto load = [&](int strip, Words& to) {
+      const uint4* from = reinterpret_cast<const uint4*>(stage + strip * S::kCodeBytes) + part * S::kWords / 4 * 32 + lane;
 #pragma unroll
-      for (int i = 0; i < S::kCodeWords / 4; ++i) {
+      for (int i = 0; i < S::kWords / 4; ++i) {
         const uint4 raw = from[i * 32];
         to[4 * i] = raw.x, to[4 * i + 1] = raw.y, to[4 * i + 2] = raw.z, to[4 * i + 3] = raw.w;
       }
     };
-    if constexpr (!kGated) return load(warp, words);
-    uint32_t gates[S::kCodeWords], ups[S::kCodeWords];
-    load(warp / 2, gates), load(kTileStrips / 2 + warp / 2, ups);
+    load(kGated ? warp / 2 : warp, lows), load(kGated ? kTileStrips / 2 + warp / 2 : warp, highs);
 #pragma unroll
-    for (int i = 0; i < S::kCodeWords; ++i) words[i] = Weights::merge(gates[i], ups[i], warp % 2);
+    for (int i = 0; i < S::kWords; ++i) Weights::align(view, lows[i], highs[i]);
   }
 
-  // The weight's part of the stage that comes next.
-  __device__ void prepare(Held& held) const {
-    ring.await_full();
+  // The weight's part that comes next, the `part`-th of its stage.
+  __device__ void prepare(Held& held, int part) const {
+    if (part == 0) ring.await_full();
     const char* stage = ring_memory + weights_at(ring.stage);
     // Where a thread's two rows of the tile are, of all scales in a stage.
     const int low = kGated ? warp / 2 * S::kScales + warp % 2 * 8 + lane / 4 : warp * S::kScales + lane / 4;
@@ -242,32 +251,36 @@ struct ManyBlock {
     const auto* scales = reinterpret_cast<const typename S::Scale*>(stage + S::kScalesAt);
     const uint8_t* zeros = reinterpret_cast<const uint8_t*>(stage + S::kZerosAt);
     const bool has_zeros = !is_float(S::kKind) && a.has_zeros;
-    uint32_t words[S::kCodeWords];
-    read_codes(stage, words);
-    using Row = typename Rows::Row;
+    Words lows, highs;
+    read_codes(stage, part, lows, highs);
+    using Row = typename Weights::Row;
+    // Two bricks may have one group or one each; the second one's is there in any case.
+    const int first_group = S::kBrickGroups == 1 && a.shift ? 0 : part * S::kStageGroups / kParts * kStripRows;
 #pragma unroll
     for (int g = 0; g < S::kGroups; ++g) {
-      const int group = g * kStripRows;
+      const int group = first_group + g * kStripRows;
       const Row low_row(scales[low + group], has_zeros ? zeros[low + group] : Row::zero());
       const Row high_row(scales[high + group], has_zeros ? zeros[high + group] : Row::zero());
 #pragma unroll
-      for (int k = g * kStageSteps / S::kGroups; k < (g + 1) * kStageSteps / S::kGroups; ++k)
-        Rows::step(words + k * step_words(S::kKind), low_row, high_row, held[k]);
+      for (int k = g * kPartSteps / S::kGroups; k < (g + 1) * kPartSteps / S::kGroups; ++k) {
+        const int word = k * step_words(S::kKind);
+        Weights::step(view, lows + word, highs + word, low_row, high_row, held[k]);
+      }
     }
   }
-  // Begins the products of a stage, and gives its number.
-  __device__ int multiply(Held& held, Sums& sums) {
-    const uint32_t x = uniform(x_at(ring.stage) / 16);
+  // Begins the products of a part, and gives the number of its stage.
+  __device__ int multiply(Held& held, Sums& sums, int part) {
+    const uint32_t x = uniform((x_at(ring.stage) + part * S::kPartBytes) / 16);
 #pragma unroll
     for (auto& registers : held)
 #pragma unroll
       for (uint32_t& word : registers) hold(word);
     products_begin();
 #pragma unroll
-    for (int k = 0; k < kStageSteps; ++k) wgmma_held(T{}, sums, held[k], operand<128>(x + 2 * k), true);
+    for (int k = 0; k < kPartSteps; ++k) wgmma_held(T{}, sums, held[k], operand<128>(x + 2 * k), true);
     products_commit();
     const int stage = ring.stage;
-    ring.advance();
+    if (part == kParts - 1) ring.advance();
     return stage;
   }
   __device__ void release(int stage) const {
@@ -277,22 +290,23 @@ struct ManyBlock {
   // + {2, 3}.
   __device__ void add_up(Sums& sums) {
     Held even, odd;
-    const int count = stages();
-    prepare(even);
-    int last = multiply(even, sums);
+    const int count = parts();
+    prepare(even, 0);
+    int last = multiply(even, sums, 0);
     products_wait<1>();  // as in coded_wide.cuh
-    const auto next = [&](Held& held) {
-      prepare(held);
+    const auto next = [&](Held& held, int part) {
+      prepare(held, part);
       const int before = last;
-      last = multiply(held, sums);
+      last = multiply(held, sums, part);
       products_wait<1>();
-      release(before);
+      if (part == 0) release(before);
     };
     for (int i = 1; i < count; i += 2) {
-      next(odd);
+      next(odd, 1);
       if (i + 1 == count) break;
-      next(even);
+      next(even, 0);
     }
+    if (count % 2) ring.advance();  // from a stage whose second part lies behind the depth
     products_wait<0>(sums);
     release(last);
   }
@@ -316,20 +330,22 @@ struct ManyBlock {
       const T* bias = static_cast<const T*>(a.matrix.bias) + int64_t(to.expert) * a.matrix.columns + column + lane / 4;
       biases[0] = to_float(bias[0]), biases[1] = to_float(bias[kGated ? width : 8]);
     }
+    const auto sum = [&](int at, float bias) { return __fmaf_rn(sums[at], Weights::kLift, bias); };
 #pragma unroll
     for (int n = 0; n < kEights; n += kAtOnce) {
       if (n * 8 >= to.rows) break;
-      uint32_t words[4];
+      uint32_t words[4] = {};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        if (kGated && (n + i) * 8 >= to.rows) break;  // an activation takes as long as some stages
         float low, high;
         if constexpr (kGated) {
           const int at = (n + i) * 4;
-          low = to_float(gated<T>(sums[at] + biases[0], sums[at + 2] + biases[1], a.activation, a.clamped));
-          high = to_float(gated<T>(sums[at + 1] + biases[0], sums[at + 3] + biases[1], a.activation, a.clamped));
+          low = to_float(gated<T>(sum(at, biases[0]), sum(at + 2, biases[1]), a.activation, a.clamped));
+          high = to_float(gated<T>(sum(at + 1, biases[0]), sum(at + 3, biases[1]), a.activation, a.clamped));
         } else {
           const int at = n * 4 + i * 2;
-          low = sums[at] + biases[i % 2], high = sums[at + 1] + biases[i % 2];
+          low = sum(at, biases[i % 2]), high = sum(at + 1, biases[i % 2]);
           if (a.activation == kSquaredRelu) low = to_float(squared_relu<T>(low)), high = to_float(squared_relu<T>(high));
         }
         words[i] = transpose(pack<T>(low, high));
@@ -383,8 +399,8 @@ cudaError_t launch_many_shape(const CodedManyArgs& a, const CodedMatrix& m, int6
   const int halves = end == End::gated ? 2 : 1, width = m.columns / halves, columns = kTileStrips * kStripRows / halves;
   const int experts = a.matrix.experts, row = sizes.groups * kStripRows;
   StripMaps maps{};
-  if (!describe_experts(maps.codes, m.codes, int64_t(sizes.bricks) * (kBrickBytes / 4), sizes.strips, experts, halves,
-                        S::kCodeBytes / 4, CU_TENSOR_MAP_DATA_TYPE_UINT32, 4) ||
+  if (!describe_experts(maps.codes, m.codes, int64_t(sizes.bricks) * (kBrickBytes / kCodeUnit), sizes.strips, experts, halves,
+                        S::kCodeBytes / kCodeUnit, CU_TENSOR_MAP_DATA_TYPE_UINT64, kCodeUnit) ||
       !describe_experts(maps.scales, m.scales, row, sizes.strips, experts, halves, S::kScales,
                         sizeof(typename S::Scale) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
                         int(sizeof(typename S::Scale))) ||

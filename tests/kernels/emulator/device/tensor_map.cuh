@@ -17,6 +17,7 @@ struct Map {
   int bytes() const { return box[0] * box[1] * box[2] * box[3] * box[4] * element; }
 };
 inline int bytes_of(CUtensorMapDataType element) {
+  if (element == CU_TENSOR_MAP_DATA_TYPE_UINT64) return 8;
   return element == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : element == CU_TENSOR_MAP_DATA_TYPE_UINT16 ? 2 : 4;
 }
 template <int kDimensions>
