@@ -1,15 +1,14 @@
 """octavo's engine beside vLLM on one GPU or several, in one run, with the physical floor beside every figure.
 
-usage: python benchmarks/gpu_engine.py [--models llama-8b,...] [--workloads ...] [--resume] [--at-once]
-           [--vllm-path FOLDER] [--engines octavo-w4a16,vllm-w4a16,octavo-fp8,vllm-fp8,octavo@2,vllm@2]
+usage: python benchmarks/gpu_engine.py [--models llama-8b,...] [--workloads ...] [--resume] [--vllm-path FOLDER]
+           [--engines octavo-w4a16,vllm-w4a16,octavo-fp8,vllm-fp8,octavo@2,vllm@2]
 
 Behind a dash stands the form of the weights: `w4a16`, four bits in groups of 128, `fp8blocks`, FP8 in blocks of
 128 x 128, and `mxfp4`, gpt-oss as it is released, as a config.json states them; `fp8` or `int8`, which each engine
 makes of 16 bits while it loads. Behind an @ stands the number of ranks, which is that of GPUs. octavo is compared with
 vLLM in the same form on as many GPUs; `scaling` is its speed divided by that on one.
 
-A GPU holds one engine at a time (with --at-once all of vLLM, of which one is measured while others wait, and for which
---gpu-memory must leave room): for each model each engine starts in a process of its own, runs every workload once
+A GPU holds one engine at a time: for each model each engine starts in a process of its own, runs every workload once
 shortened and then with an empty prefix cache (--rounds times if a run takes less than --short seconds, else once), and
 ends. Figures are medians, beside the least and the most; the ratio is that of the medians. Weights are random, nothing
 is downloaded. What is known is written after every run, so a run that is cut short loses nothing, and --resume goes on
@@ -24,9 +23,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,95 +116,55 @@ def counted(family: str, name: str) -> tuple[int, str]:
     return (prompt + generated, "total tokens/s") if name.startswith("prefill") else (generated, "output tokens/s")
 
 
-class Measurement:
-    """Runs of an engine with a model that the results lack."""
+def is_complete(runs: list[dict[str, Any]], rounds: int, short_s: float) -> bool:
+    return len(runs) >= rounds or any(run["seconds"] >= short_s for run in runs)
 
-    def __init__(self, engine: Contender, model: Path, options: argparse.Namespace, results: Results) -> None:
-        self.engine, self._model, self._options, self._results = engine, model, options, results
-        self._rounds = options.rounds if engine.is_ours else options.vllm_rounds
-        self._found = results.of(model.name, engine.name)
-        self._log = results.log(model.name, engine.name)
-        self._runs = self._found["runs"]
-        self._peer: Peer | None = None
 
-    @property
-    def missing(self) -> list[str]:
-        """Workloads."""
-        return [name for name in self._options.workloads if not self._is_complete(name)]
-
-    def start(self) -> None:
-        """Starts the engine, if it lacks anything and there is time."""
-        if not self.missing or is_over(self._options):
-            return
-        for old in ("failed", "peer_log"):
-            self._found.pop(old, None)
-        self._found["settings"] = {key: getattr(self._options, key) for key in SETTINGS}
-        path = None if self.engine.is_ours else self._options.vllm_path
-        command = self.engine.command(self._model, self._options, TEMPERATURE)
-        with self._noting_failure():
-            self._peer = Peer(self.engine.name, command, limit_s=self._options.limit, path=path, log=self._log)
-            self._found["about"] = self._peer.about | {"start_s": round(self._peer.start_s, 2)}
-
-    def run(self) -> None:
-        """Runs what is missing, while there is time, and ends the engine."""
-        if self._peer is None:
-            return
-        with self._noting_failure(), self._peer as peer:
-            for name in self.missing:
-                if is_over(self._options):
+def measure(engine: Contender, model: Path, options: argparse.Namespace, results: Results) -> None:
+    """Run the workloads that the results lack of an engine, while there is time."""
+    rounds = options.rounds if engine.is_ours else options.vllm_rounds
+    found = results.of(model.name, engine.name)
+    runs = found["runs"]
+    missing = [name for name in options.workloads if not is_complete(runs.get(name, []), rounds, options.short)]
+    if not missing or is_over(options):
+        return
+    for old in ("failed", "peer_log"):
+        found.pop(old, None)
+    found["settings"] = {key: getattr(options, key) for key in SETTINGS}
+    path = None if engine.is_ours else options.vllm_path
+    command = engine.command(model, options, TEMPERATURE)
+    log = results.log(model.name, engine.name)
+    try:
+        with Peer(engine.name, command, limit_s=options.limit, path=path, log=log) as peer:
+            found["about"] = peer.about | {"start_s": round(peer.start_s, 2)}
+            for name in missing:
+                if is_over(options):
                     break
-                self._runs[name] = []
-                while not self._is_complete(name):
-                    self._runs[name].append(peer.run(name))
-                    self._results.save()
-        self._results.save()
-        if "failed" not in self._found:
-            self._log.unlink()
-            with suppress(OSError):  # logs of others are there
-                self._log.parent.rmdir()
-
-    def _is_complete(self, name: str) -> bool:
-        runs: list[dict[str, Any]] = self._runs.get(name, [])
-        return len(runs) >= self._rounds or any(run["seconds"] >= self._options.short for run in runs)
-
-    @contextmanager
-    def _noting_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except PeerFailed as error:
-            self._found["failed"] = str(error)
-            self._found["peer_log"] = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-            self._results.save()
-            print(error, f"({self._log})", *self._found["peer_log"], sep="\n", flush=True)
-
-
-def measure_all(measurements: list[Measurement], *, at_once: bool) -> None:
-    """One after the other; those of vLLM may start `at_once`, before the first of them is measured."""
-    ours = [each for each in measurements if each.engine.is_ours or not at_once]
-    for each in ours:
-        each.start()
-        each.run()
-    rest = [each for each in measurements if each not in ours]
-    with ThreadPoolExecutor(len(rest) or 1) as pool:
-        list(pool.map(Measurement.start, rest))
-    for each in rest:
-        each.run()
+                runs[name] = []
+                while not is_complete(runs[name], rounds, options.short):
+                    runs[name].append(peer.run(name))
+                    results.save()
+    except PeerFailed as error:
+        found["failed"] = str(error)
+        found["peer_log"] = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        print(error, f"({log})", *found["peer_log"], sep="\n", flush=True)
+    else:
+        log.unlink()
+        with suppress(OSError):  # logs of others are there
+            log.parent.rmdir()
+    results.save()
 
 
 def is_over(options: argparse.Namespace) -> bool:
     return time.monotonic() > options.end
 
 
-def compare(
-    models: list[str], folder: Path, engines: list[Contender], options: argparse.Namespace, results: Results,
-    *, at_once: bool = False,
-) -> None:  # fmt: skip
-    found = [write_shape(name, folder) if name in SHAPES else model_folder(name) for name in models]
-    missing = [Measurement(engine, model, options, results) for model in found for engine in engines]
-    measure_all(missing, at_once=at_once)
-    for model in found:
-        for line in results.rows(model.name):
-            print(json.dumps(line), flush=True)
+def compare(name: str, folder: Path, engines: list[Contender], options: argparse.Namespace, results: Results) -> None:
+    model = write_shape(name, folder) if name in SHAPES else model_folder(name)
+    for engine in engines:
+        measure(engine, model, options, results)
+    for line in results.rows(model.name):
+        print(json.dumps(line), flush=True)
 
 
 def names(text: str) -> list[str]:
@@ -253,14 +210,13 @@ def main() -> None:
     models = names("qwen3-0.6b,llama-8b,llama-13b")
     parser.add_argument("--models", type=names, default=models, help="shapes or folders")
     parser.add_argument("--engines", type=contenders, default=contenders("octavo,vllm"))
-    parser.add_argument("--at-once", action="store_true", help="let vLLM start with all models before it is measured")
     parser.add_argument("--resume", action="store_true", help="keep what --out holds and run the rest")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "h200-engine.json")
     options = completed(parser.parse_args())
     results = Results(options.out, options.family, resume=options.resume)
     with tempfile.TemporaryDirectory() as folder:
-        for models in [options.models] if options.at_once else [[name] for name in options.models]:
-            compare(models, Path(folder), options.engines, options, results, at_once=options.at_once)
+        for model in options.models:
+            compare(model, Path(folder), options.engines, options, results)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def main() -> None:
     results = Results(out, options.family, resume=True)
     with tempfile.TemporaryDirectory() as folder:
         for model, engines in plan:
-            compare([model], Path(folder), contenders(engines), options, results)
+            compare(model, Path(folder), contenders(engines), options, results)
     print(table([row for model in dict.fromkeys(model for model, _ in plan) for row in results.rows(model)]))
 
 
