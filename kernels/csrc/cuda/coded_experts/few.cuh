@@ -13,9 +13,9 @@
 namespace octavo {
 
 constexpr int kPieceBricks = kFewWarps;
-// On a multiprocessor: eight scales of a row take registers, and so do four with their zeros.
+// On a multiprocessor: eight scales of a row take registers, and so do two with their zeros.
 template <Codes kind, int groups>
-constexpr int kFewBlocks = groups > (is_float(kind) ? 4 : 2) ? 1 : 2;
+constexpr int kFewBlocks = groups > (is_float(kind) ? 4 : 1) ? 1 : 2;
 
 // Bytes of a piece in the ring.
 template <Codes kind, int groups, int strips, class Scale>

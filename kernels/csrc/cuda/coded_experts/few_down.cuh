@@ -28,35 +28,54 @@ struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1, Scale> {
   __device__ int units() const {
     return (cut.slices - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * *lists.count;
   }
-  __device__ Unit unit(int i) const { return {lists.hits[i % *lists.count], int(blockIdx.x) + i / *lists.count * int(gridDim.x)}; }
+  // Units one after the other; a division for each would take as long as its weights.
+  struct Walk {
+    const FewLists& lists;
+    const int count;
+    int own = 0, slice = blockIdx.x;
+
+    __device__ explicit Walk(const FewLists& all) : lists(all), count(*all.count) {}
+    __device__ Unit unit() const { return {lists.hits[own], slice}; }
+    __device__ bool ends_slice() const { return own + 1 == count; }
+    __device__ void advance() {
+      if (++own == count) own = 0, slice += gridDim.x;
+    }
+  };
 
   __device__ void copy() {
     const uint64_t policy = read_once_policy();
-    for (int i = 0; i < units(); ++i) {
-      const Unit u = unit(i);
+    Walk walk(lists);
+    for (int left = units(); left > 0; --left, walk.advance()) {
+      const Unit u = walk.unit();
       const int64_t strip = int64_t(u.hit.expert) * strips.own + u.slice;
       Base::bring([&](int) { return strip; }, policy);
     }
   }
 
-  __device__ const T* row_of(int i) const {
-    const Hit& hit = unit(i).hit;
+  __device__ const T* row_of(const Hit& hit) const {
     const int place = hit.begin + lane / 4;
     return place < hit.end ? static_cast<const T*>(a.x) + place * a.x_stride : nullptr;
   }
   __device__ void compute() {
     if (*lists.count == 0)  // a rank of whose experts rows take none
       for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x) store(slice);
+    Walk next(lists), now(lists);
     Base::multiply(
-        units(), a.matrix.depth, [&](int i) { return row_of(i); },
+        units(), a.matrix.depth,
+        [&](int) {
+          const Hit hit = next.unit().hit;
+          next.advance();
+          return row_of(hit);
+        },
         [&](int i, const typename Base::Sums& products) {
-          const Unit u = unit(i);
+          const Unit u = now.unit();
           Base::add_up(products, i, [&](const float4(&all)[1]) {
             const int place = u.hit.begin + lane % 4 * 2, output = lane / 4;
             add_to_row(u, place, output, all[0].x), add_to_row(u, place + 1, output, all[0].y);
             add_to_row(u, place, output + 8, all[0].z), add_to_row(u, place + 1, output + 8, all[0].w);
           });
-          if ((i + 1) % *lists.count == 0) store(u.slice);
+          if (now.ends_slice()) store(u.slice);
+          now.advance();
         });
   }
 

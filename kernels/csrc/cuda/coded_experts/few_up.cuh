@@ -24,15 +24,26 @@ struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
 
   __device__ int width() const { return has_gate ? a.matrix.columns / 2 : a.matrix.columns; }
   __device__ void share_out() {
-    const int64_t units = int64_t(*lists.count) * cut.slices;
-    first = int(units * blockIdx.x / gridDim.x), last = int(units * (blockIdx.x + 1) / gridDim.x);
+    const unsigned units = *lists.count * cut.slices;
+    first = units * blockIdx.x / gridDim.x, last = units * (blockIdx.x + 1) / gridDim.x;
   }
-  __device__ Unit unit(int i) const { return {lists.hits[i / cut.slices], i % cut.slices}; }
+  // Units one after the other; a division for each would take as long as its weights.
+  struct Walk {
+    const UpBlock& block;
+    int hit, slice;
+
+    __device__ explicit Walk(const UpBlock& of) : block(of), hit(of.first / of.cut.slices), slice(of.first - hit * of.cut.slices) {}
+    __device__ Unit unit() const { return {block.lists.hits[hit], slice}; }
+    __device__ void advance() {
+      if (++slice == block.cut.slices) slice = 0, ++hit;
+    }
+  };
 
   __device__ void copy() {
     const uint64_t policy = read_once_policy();
-    for (int i = first; i < last; ++i) {
-      const Unit u = unit(i);
+    Walk walk(*this);
+    for (int left = last - first; left > 0; --left, walk.advance()) {
+      const Unit u = walk.unit();
       const int64_t first_strip = int64_t(u.hit.expert) * strips.own;
       // Of an odd number of strips without a gate the last comes twice, and what the second makes goes nowhere.
       Base::bring(
@@ -43,16 +54,22 @@ struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
     }
   }
 
-  __device__ const T* row_of(int i) const {
-    const Hit& hit = unit(i).hit;
+  __device__ const T* row_of(const Hit& hit) const {
     const int place = hit.begin + lane / 4;
     return place < hit.end ? static_cast<const T*>(a.x) + lists.sources[place] * a.x_stride : nullptr;
   }
   __device__ void compute() {
+    Walk next(*this), now(*this);
     Base::multiply(
-        last - first, a.matrix.depth, [&](int i) { return row_of(first + i); },
+        last - first, a.matrix.depth,
+        [&](int) {
+          const Hit hit = next.unit().hit;
+          next.advance();
+          return row_of(hit);
+        },
         [&](int i, const typename Base::Sums& sums) {
-          Base::add_up(sums, i, [&](const float4(&all)[2]) { store(unit(first + i), all); });
+          Base::add_up(sums, i, [&](const float4(&all)[2]) { store(now.unit(), all); });
+          now.advance();
         });
   }
 

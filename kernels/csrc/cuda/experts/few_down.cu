@@ -30,17 +30,29 @@ struct Block : FewBlock<T> {
   __device__ int units() const {
     return (cut.slices - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * of_slice();
   }
-  __device__ Unit unit(int i) const {
-    const int own = i % of_slice(), slice = blockIdx.x + i / of_slice() * gridDim.x;
-    if (own == *lists.count) return {{0, 0, a.rows}, slice, true};
-    return {lists.hits[own], slice};
-  }
+  // Units one after the other; a division for each would take as long as its weights.
+  struct Walk {
+    const Block& block;
+    const int count;
+    int own = 0, slice = blockIdx.x;
+
+    __device__ explicit Walk(const Block& of) : block(of), count(of.of_slice()) {}
+    __device__ Unit unit() const {
+      if (own == *block.lists.count) return {{0, 0, block.a.rows}, slice, true};
+      return {block.lists.hits[own], slice};
+    }
+    __device__ bool ends_slice() const { return own + 1 == count; }
+    __device__ void advance() {
+      if (++own == count) own = 0, slice += gridDim.x;
+    }
+  };
   __device__ const ExpertMatrix& matrix(const Unit& u) const { return u.is_shared ? a.shared_product.matrix : a.matrix; }
 
   __device__ void copy() {
     const uint64_t policy = read_once_policy();
-    for (int i = 0; i < units(); ++i) {
-      const Unit u = unit(i);
+    Walk walk(*this);
+    for (int left = units(); left > 0; --left, walk.advance()) {
+      const Unit u = walk.unit();
       const ExpertMatrix& m = matrix(u);
       const T* weight = static_cast<const T*>(m.weight) + int64_t(u.hit.expert) * m.columns * m.stride;
       Base::bring(
@@ -52,8 +64,7 @@ struct Block : FewBlock<T> {
     }
   }
 
-  __device__ typename Base::LaneRow row_of(int i) const {
-    const Unit u = unit(i);
+  __device__ typename Base::LaneRow row_of(const Unit& u) const {
     const int depth = matrix(u).depth, place = u.hit.begin + lane / 4;
     if (place >= u.hit.end) return {nullptr, depth};
     const T* x = static_cast<const T*>(u.is_shared ? a.shared_product.rows : a.x);
@@ -63,16 +74,23 @@ struct Block : FewBlock<T> {
     take_gates();
     if (of_slice() == 0)  // a rank of whose experts rows take none
       for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x) store(slice);
+    Walk next(*this), now(*this);
     Base::multiply(
-        units(), [&](int i) { return row_of(i); },
+        units(),
+        [&](int) {
+          const Unit u = next.unit();
+          next.advance();
+          return row_of(u);
+        },
         [&](int i, const float(&products)[4]) {
-          const Unit u = unit(i);
+          const Unit u = now.unit();
           Base::add_up(products, i, [&](const float4& all) {
             const int place = u.hit.begin + lane % 4 * 2, output = lane / 4;
             add(u, place, output, all.x), add(u, place + 1, output, all.y);
             add(u, place, output + 8, all.z), add(u, place + 1, output + 8, all.w);
           });
-          if ((i + 1) % of_slice() == 0) store(u.slice);
+          if (now.ends_slice()) store(u.slice);
+          now.advance();
         });
   }
 
