@@ -13,9 +13,8 @@
 namespace octavo {
 
 constexpr int kPieceBricks = kFewWarps;
-// On a multiprocessor: eight scales of a row take registers, and so do two with their zeros.
-template <Codes kind, int groups>
-constexpr int kFewBlocks = groups > (is_float(kind) ? 4 : 1) ? 1 : 2;
+template <int groups>
+constexpr int kFewBlocks = groups > 4 ? 1 : 2;  // on a multiprocessor: eight scales of a row take registers
 
 // Bytes of a piece in the ring.
 template <Codes kind, int groups, int strips, class Scale>
@@ -127,46 +126,27 @@ struct CodedFewBlock : FewBlock<T> {
     if (lane == 0) barrier_arrive_once(barrier);
   }
 
-  // A warp that multiplies: the units' sums, one unit after the other, as FewBlock::multiply. `row_of(i)` is the row of x that this
-  // lane takes of a unit, null if there is none.
-  template <class RowOf, class Finish>
-  __device__ void multiply(int units, int depth, RowOf&& row_of, Finish&& finish) {
-    const T* row = units > 0 ? row_of(0) : nullptr;
-    uint4 next[kWindowsOfBrick];
-    const auto load = [&](int first) {
+  // A warp that multiplies: sums of a unit with the rows of x at `x_at(i)`, of which there are `rows`, eight at most.
+  template <class XAt>
+  __device__ void multiply(XAt&& x_at, int rows, int depth, Sums& sums) {
+    const int row = lane / 4;
+    const T* x_row = row < rows ? x_at(row) : nullptr;
+    for (int first = 0; first < strips.bricks; first += kPieceBricks) {
       const int begin = (first + warp) * kDepth;
+      const bool is_mine = first + warp < strips.bricks;
+      uint4 x[kWindowsOfBrick];
 #pragma unroll
       for (int i = 0; i < kWindowsOfBrick; ++i) {
         const int column = begin + i * kWindow + lane % 4 * 8;
-        next[i] = row && first + warp < strips.bricks && column < depth ? __ldcg(reinterpret_cast<const uint4*>(row + column))
-                                                                        : make_uint4(0, 0, 0, 0);
+        x[i] = x_row && is_mine && column < depth ? __ldcg(reinterpret_cast<const uint4*>(x_row + column)) : make_uint4(0, 0, 0, 0);
       }
-    };
-    load(0);
-#pragma unroll 1
-    for (int unit = 0; unit < units; ++unit) {
-      Sums sums = {};
-#pragma unroll 1
-      for (int first = 0; first < strips.bricks; first += kPieceBricks) {
-        uint4 x[kWindowsOfBrick];
-#pragma unroll
-        for (int i = 0; i < kWindowsOfBrick; ++i) x[i] = next[i];
-        const bool is_last = first + kPieceBricks >= strips.bricks;
-        if (is_last) row = unit + 1 < units ? row_of(unit + 1) : nullptr;
-        load(is_last ? 0 : first + kPieceBricks);
-        add_piece(first, x, sums);
-      }
-      finish(unit, sums);
+      Brick brick{};
+      barrier_wait(Base::full(), parity);
+      if (is_mine) read(brick, first);
+      leave(brick);
+      if (is_mine) add(brick, x, sums);
+      Base::advance();
     }
-  }
-  __device__ void add_piece(int first, const uint4 (&x)[kWindowsOfBrick], Sums& sums) {
-    const bool is_mine = first + warp < strips.bricks;
-    Brick brick{};
-    barrier_wait(Base::full(), parity);
-    if (is_mine) read(brick, first);
-    leave(brick);
-    if (is_mine) add(brick, x, sums);
-    Base::advance();
   }
   // A brick's products. Four lanes have eights of a window of x, of which `mma` wants pairs.
   __device__ void add(const Brick& brick, const uint4 (&x)[kWindowsOfBrick], Sums& sums) const {

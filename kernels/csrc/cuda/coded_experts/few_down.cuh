@@ -24,88 +24,59 @@ struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1, Scale> {
     for (int i = threadIdx.x; i < a.rows * kStripRows; i += kFewThreads) sums[i] = 0.0f;
   }
 
-  // Units of the block: of each of its slices the experts hit.
-  __device__ int units() const {
-    return (cut.slices - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x) * *lists.count;
-  }
-  // Units one after the other; a division for each would take as long as its weights.
-  struct Walk {
-    const FewLists& lists;
-    const int count;
-    int own = 0, slice = blockIdx.x;
-
-    __device__ explicit Walk(const FewLists& all) : lists(all), count(*all.count) {}
-    __device__ Unit unit() const { return {lists.hits[own], slice}; }
-    __device__ bool ends_slice() const { return own + 1 == count; }
-    __device__ void advance() {
-      if (++own == count) own = 0, slice += gridDim.x;
-    }
-  };
-
   __device__ void copy() {
     const uint64_t policy = read_once_policy();
-    Walk walk(lists);
-    for (int left = units(); left > 0; --left, walk.advance()) {
-      const Unit u = walk.unit();
-      const int64_t strip = int64_t(u.hit.expert) * strips.own + u.slice;
-      Base::bring([&](int) { return strip; }, policy);
-    }
+    for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x)
+      for (int h = 0; h < *lists.count; ++h) {
+        const int64_t strip = int64_t(lists.hits[h].expert) * strips.own + slice;
+        Base::bring([&](int) { return strip; }, policy);
+      }
   }
 
-  __device__ const T* row_of(const Hit& hit) const {
-    const int place = hit.begin + lane / 4;
-    return place < hit.end ? static_cast<const T*>(a.x) + place * a.x_stride : nullptr;
-  }
   __device__ void compute() {
-    if (*lists.count == 0)  // a rank of whose experts rows take none
-      for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x) store(slice);
-    Walk next(lists), now(lists);
-    Base::multiply(
-        units(), a.matrix.depth,
-        [&](int) {
-          const Hit hit = next.unit().hit;
-          next.advance();
-          return row_of(hit);
-        },
-        [&](int i, const typename Base::Sums& products) {
-          const Unit u = now.unit();
-          Base::add_up(products, i, [&](const float4(&all)[1]) {
-            const int place = u.hit.begin + lane % 4 * 2, output = lane / 4;
-            add_to_row(u, place, output, all[0].x), add_to_row(u, place + 1, output, all[0].y);
-            add_to_row(u, place, output + 8, all[0].z), add_to_row(u, place + 1, output + 8, all[0].w);
-          });
-          if (now.ends_slice()) store(u.slice);
-          now.advance();
+    int turn = 0;
+    for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x) {
+      for (int h = 0; h < *lists.count; ++h) {
+        const Hit hit = lists.hits[h];
+        typename Base::Sums products = {};
+        Base::multiply([&](int row) { return static_cast<const T*>(a.x) + (hit.begin + row) * a.x_stride; },
+                       hit.end - hit.begin, a.matrix.depth, products);
+        Base::add_up(products, turn++, [&](const float4(&all)[1]) {
+          const int place = hit.begin + lane % 4 * 2, output = lane / 4;
+          add_to_row(hit, slice, place, output, all[0].x), add_to_row(hit, slice, place + 1, output, all[0].y);
+          add_to_row(hit, slice, place, output + 8, all[0].z), add_to_row(hit, slice, place + 1, output + 8, all[0].w);
         });
+      }
+      barrier_sync(1, kFewWarps * 32);
+      store(slice);
+      barrier_sync(1, kFewWarps * 32);
+    }
   }
 
   // A row's term is rounded as if it were stored.
-  __device__ void add_to_row(const Unit& u, int place, int output, float product) const {
-    if (place >= u.hit.end) return;
+  __device__ void add_to_row(const Hit& hit, int slice, int place, int output, float product) const {
+    if (place >= hit.end) return;
     if (a.matrix.bias) {
-      const int64_t column = int64_t(u.hit.expert) * a.matrix.columns + u.slice * kStripRows + output;
+      const int64_t column = int64_t(hit.expert) * a.matrix.columns + slice * kStripRows + output;
       product += to_float(static_cast<const T*>(a.matrix.bias)[column]);
     }
     float& sum = sums[lists.sources[place] * kStripRows + output];
     sum = __fmaf_rn(lists.weights[place], to_float(from_float<T>(product)), sum);
   }
 
-  // Between barriers: the sums are all there, and the next slice's come behind.
   __device__ void store(int slice) const {
-    barrier_sync(1, kFewWarps * 32);
     for (int i = threadIdx.x; i < a.rows * kStripRows; i += kFewWarps * 32) {
       const int row = i / kStripRows, column = slice * kStripRows + i % kStripRows;
       static_cast<T*>(a.out)[row * a.out_stride + column] = finished<T>(a, row, column, sums[i]);
       sums[i] = 0.0f;
     }
-    barrier_sync(1, kFewWarps * 32);
   }
 };
 
 #endif
 
 template <class T, Codes kKind, int kGroups, class Scale>
-__global__ void __launch_bounds__(kFewThreads, kFewBlocks<kKind, kGroups>)
+__global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
     coded_experts_down_kernel(const __grid_constant__ CodedExpertsDownArgs a, const __grid_constant__ FewCut cut,
                               const __grid_constant__ ExpertStrips<Scale> strips) {
 #if OCTAVO_BULK_COPY
@@ -129,7 +100,7 @@ cudaError_t launch_down_few(const CodedExpertsDownArgs& a, const Device& device,
   const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
   const FewCut cut = cut_codes<PieceOf<kind, groups, 1, Scale>, 1>(a.matrix.experts, strips.own, a.rows * a.chosen,
                                                             a.rows * kStripRows * 4);
-  const Launch how{dim3(std::min(strips.own, kFewBlocks<kind, groups> * device.multiprocessors)), kFewThreads, cut.bytes};
+  const Launch how{dim3(std::min(strips.own, kFewBlocks<groups> * device.multiprocessors)), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {
     return launch_after(coded_experts_down_kernel<decltype(tag), kind, groups, Scale>, how, stream, a, cut, strips);
   });

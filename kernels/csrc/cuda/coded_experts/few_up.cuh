@@ -24,26 +24,15 @@ struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
 
   __device__ int width() const { return has_gate ? a.matrix.columns / 2 : a.matrix.columns; }
   __device__ void share_out() {
-    const unsigned units = *lists.count * cut.slices;
-    first = units * blockIdx.x / gridDim.x, last = units * (blockIdx.x + 1) / gridDim.x;
+    const int64_t units = int64_t(*lists.count) * cut.slices;
+    first = int(units * blockIdx.x / gridDim.x), last = int(units * (blockIdx.x + 1) / gridDim.x);
   }
-  // Units one after the other; a division for each would take as long as its weights.
-  struct Walk {
-    const UpBlock& block;
-    int hit, slice;
-
-    __device__ explicit Walk(const UpBlock& of) : block(of), hit(of.first / of.cut.slices), slice(of.first - hit * of.cut.slices) {}
-    __device__ Unit unit() const { return {block.lists.hits[hit], slice}; }
-    __device__ void advance() {
-      if (++slice == block.cut.slices) slice = 0, ++hit;
-    }
-  };
+  __device__ Unit unit(int i) const { return {lists.hits[i / cut.slices], i % cut.slices}; }
 
   __device__ void copy() {
     const uint64_t policy = read_once_policy();
-    Walk walk(*this);
-    for (int left = last - first; left > 0; --left, walk.advance()) {
-      const Unit u = walk.unit();
+    for (int i = first; i < last; ++i) {
+      const Unit u = unit(i);
       const int64_t first_strip = int64_t(u.hit.expert) * strips.own;
       // Of an odd number of strips without a gate the last comes twice, and what the second makes goes nowhere.
       Base::bring(
@@ -54,41 +43,33 @@ struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
     }
   }
 
-  __device__ const T* row_of(const Hit& hit) const {
-    const int place = hit.begin + lane / 4;
-    return place < hit.end ? static_cast<const T*>(a.x) + lists.sources[place] * a.x_stride : nullptr;
-  }
   __device__ void compute() {
-    Walk next(*this), now(*this);
-    Base::multiply(
-        last - first, a.matrix.depth,
-        [&](int) {
-          const Hit hit = next.unit().hit;
-          next.advance();
-          return row_of(hit);
-        },
-        [&](int i, const typename Base::Sums& sums) {
-          Base::add_up(sums, i, [&](const float4(&all)[2]) { store(now.unit(), all); });
-          now.advance();
-        });
+    int turn = 0;
+    for (int i = first; i < last; ++i) {
+      const Unit u = unit(i);
+      const int rows = u.hit.end - u.hit.begin;
+      typename Base::Sums sums = {};
+      Base::multiply([&](int row) { return static_cast<const T*>(a.x) + lists.sources[u.hit.begin + row] * a.x_stride; }, rows,
+                     a.matrix.depth, sums);
+      Base::add_up(sums, turn++, [&](const float4(&all)[2]) {
+        const int row = lane % 4 * 2;
+        if (has_gate) {
+          const int column = u.slice * kStripRows + lane / 4;
+          store_gated(u, row, rows, column, all[0].x, all[1].x), store_gated(u, row + 1, rows, column, all[0].y, all[1].y);
+          store_gated(u, row, rows, column + 8, all[0].z, all[1].z);
+          store_gated(u, row + 1, rows, column + 8, all[0].w, all[1].w);
+          return;
+        }
+#pragma unroll
+        for (int s = 0; s < 2; ++s) {
+          const int column = (2 * u.slice + s) * kStripRows + lane / 4;
+          store(u, row, rows, column, all[s].x), store(u, row + 1, rows, column, all[s].y);
+          store(u, row, rows, column + 8, all[s].z), store(u, row + 1, rows, column + 8, all[s].w);
+        }
+      });
+    }
   }
 
-  __device__ void store(const Unit& u, const float4 (&all)[2]) const {
-    const int row = lane % 4 * 2, rows = u.hit.end - u.hit.begin;
-    if (has_gate) {
-      const int column = u.slice * kStripRows + lane / 4;
-      store_gated(u, row, rows, column, all[0].x, all[1].x), store_gated(u, row + 1, rows, column, all[0].y, all[1].y);
-      store_gated(u, row, rows, column + 8, all[0].z, all[1].z);
-      store_gated(u, row + 1, rows, column + 8, all[0].w, all[1].w);
-      return;
-    }
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      const int column = (2 * u.slice + s) * kStripRows + lane / 4;
-      store(u, row, rows, column, all[s].x), store(u, row + 1, rows, column, all[s].y);
-      store(u, row, rows, column + 8, all[s].z), store(u, row + 1, rows, column + 8, all[s].w);
-    }
-  }
   __device__ void store_gated(const Unit& u, int row, int rows, int column, float gate, float up) const {
     if (row >= rows) return;
     if (a.matrix.bias) {
@@ -107,7 +88,7 @@ struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
 #endif
 
 template <class T, Codes kKind, int kGroups, class Scale>
-__global__ void __launch_bounds__(kFewThreads, kFewBlocks<kKind, kGroups>)
+__global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
     coded_experts_up_kernel(const __grid_constant__ CodedExpertsUpArgs a, const __grid_constant__ FewCut cut,
                             const __grid_constant__ ExpertStrips<Scale> strips) {
 #if OCTAVO_BULK_COPY
@@ -123,19 +104,11 @@ __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kKind, kGroups>)
 #endif
 }
 
-// Two blocks a multiprocessor, or one, if two had more of the units between them.
-inline int blocks_a_multiprocessor(int most, int64_t units, int multiprocessors) {
-  const auto rounds = [&](int blocks) { return (units + blocks * multiprocessors - 1) / (blocks * multiprocessors); };
-  return most * rounds(most) > rounds(1) ? 1 : most;
-}
-
 template <Codes kind, int groups, class Scale>
 cudaError_t launch_up_few(const CodedExpertsUpArgs& a, const Device& device, cudaStream_t stream) {
   const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
   const FewCut cut = cut_codes<PieceOf<kind, groups, 2, Scale>, 2>(a.matrix.experts, (strips.own + 1) / 2, a.rows * a.chosen, 0);
-  const int64_t units = int64_t(a.rows) * a.chosen * cut.slices;
-  const int blocks = blocks_a_multiprocessor(kFewBlocks<kind, groups>, units, device.multiprocessors) * device.multiprocessors;
-  const Launch how{dim3(blocks), kFewThreads, cut.bytes};
+  const Launch how{dim3(kFewBlocks<groups> * device.multiprocessors), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {
     return launch_after(coded_experts_up_kernel<decltype(tag), kind, groups, Scale>, how, stream, a, cut, strips);
   });

@@ -196,65 +196,35 @@ struct FewBlock {
     if (lane == 0) barrier_arrive_once(barrier);
   }
 
-  // The row of x that a lane takes of a unit, null if there is none, and the unit's depth.
-  struct LaneRow {
-    const T* x;
-    int depth;
-  };
-  // Where a window of this lane's lies in a piece; false: it is behind the piece, or the depth.
-  __device__ int window(int i) const { return (i * kFewWarps + warp) * kWindow + lane % 4 * 8; }
-  __device__ bool there(int i, int begin, int depth) const { return window(i) < cut.piece && begin + window(i) < depth; }
-
-  // A warp that multiplies: the units' sums, one unit after the other. `row_of(i)` is a unit's row, and `finish(i, sums)` takes its
-  // sums. Rows of the next piece are under way while this one's weights are waited for: they come from the L2, which takes longer
-  // than a piece of weights.
-  template <class RowOf, class Finish>
-  __device__ void multiply(int units, RowOf&& row_of, Finish&& finish) {
-    LaneRow row = units > 0 ? row_of(0) : LaneRow{};
-    uint4 next[kWindows];
-    const auto load = [&](int begin) {
+  // A warp that multiplies: sums of a unit with the rows of x at `x_at(i)`, of which there are `rows`.
+  template <class XAt>
+  __device__ void multiply(XAt&& x_at, int rows, int depth, float (&sums)[4]) {
+    const int column = lane % 4 * 8, row = lane / 4;
+    const T* x_row = row < rows ? x_at(row) : nullptr;
+    for (int begin = 0; begin < depth; begin += cut.piece) {
+      uint4 x[kWindows], low[kWindows], high[kWindows];
+      const auto window = [&](int i) { return (i * kFewWarps + warp) * kWindow + column; };
+      const auto there = [&](int i) { return window(i) < cut.piece && begin + window(i) < depth; };
 #pragma unroll
       for (int i = 0; i < kWindows; ++i)
-        next[i] = row.x && there(i, begin, row.depth) ? __ldcg(reinterpret_cast<const uint4*>(row.x + begin + window(i)))
-                                                      : make_uint4(0, 0, 0, 0);
-    };
-    load(0);
-#pragma unroll 1
-    for (int unit = 0; unit < units; ++unit) {
-      float sums[4] = {};
-      const int depth = row.depth;
-#pragma unroll 1
-      for (int begin = 0; begin < depth; begin += cut.piece) {
-        uint4 x[kWindows];
+        x[i] = x_row && there(i) ? __ldcg(reinterpret_cast<const uint4*>(x_row + begin + window(i))) : make_uint4(0, 0, 0, 0);
+      barrier_wait(full(), parity);
+      const char* from = shared + cut.ring_at + (slot * kUnitRows + lane / 4) * cut.pitch;
 #pragma unroll
-        for (int i = 0; i < kWindows; ++i) x[i] = next[i];
-        const bool is_last = begin + cut.piece >= depth;
-        if (is_last) row = unit + 1 < units ? row_of(unit + 1) : LaneRow{};
-        load(is_last ? 0 : begin + cut.piece);
-        add_piece(x, begin, depth, sums);
+      for (int i = 0; i < kWindows; ++i) {
+        low[i] = there(i) ? *reinterpret_cast<const uint4*>(from + window(i) * 2) : make_uint4(0, 0, 0, 0);
+        high[i] = there(i) ? *reinterpret_cast<const uint4*>(from + 8 * cut.pitch + window(i) * 2) : make_uint4(0, 0, 0, 0);
       }
-      finish(unit, sums);
-    }
-  }
-  __device__ void add_piece(const uint4 (&x)[kWindows], int begin, int depth, float (&sums)[4]) {
-    uint4 low[kWindows], high[kWindows];
-    barrier_wait(full(), parity);
-    const char* from = shared + cut.ring_at + (slot * kUnitRows + lane / 4) * cut.pitch;
+      leave(low, high);
 #pragma unroll
-    for (int i = 0; i < kWindows; ++i) {
-      const bool own = there(i, begin, depth);
-      low[i] = own ? *reinterpret_cast<const uint4*>(from + window(i) * 2) : make_uint4(0, 0, 0, 0);
-      high[i] = own ? *reinterpret_cast<const uint4*>(from + 8 * cut.pitch + window(i) * 2) : make_uint4(0, 0, 0, 0);
+      for (int i = 0; i < kWindows; ++i) {
+        const uint32_t first[4] = {low[i].x, high[i].x, low[i].y, high[i].y};
+        const uint32_t second[4] = {low[i].z, high[i].z, low[i].w, high[i].w};
+        mma<T>(sums, first, x[i].x, x[i].y);
+        mma<T>(sums, second, x[i].z, x[i].w);
+      }
+      advance();
     }
-    leave(low, high);
-#pragma unroll
-    for (int i = 0; i < kWindows; ++i) {
-      const uint32_t first[4] = {low[i].x, high[i].x, low[i].y, high[i].y};
-      const uint32_t second[4] = {low[i].z, high[i].z, low[i].w, high[i].w};
-      mma<T>(sums, first, x[i].x, x[i].y);
-      mma<T>(sums, second, x[i].z, x[i].w);
-    }
-    advance();
   }
 
   // Adds up the warps' sums. One warp gets them, `turn` says which, and hands a lane's to `finish`: of the unit's rows

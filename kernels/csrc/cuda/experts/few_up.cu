@@ -42,23 +42,15 @@ struct Block : FewBlock<T> {
     first = part(units + together, 0) - part(together, 0), last = part(units + together, 1) - part(together, 1);
   }
   __device__ int units() const { return own_shared + last - first; }
-  // Units one after the other; a division for each would take as long as its weights.
-  struct Walk {
-    const Block& block;
-    int i = 0, hit, slice;
+  __device__ Unit unit(int i) const {
+    if (i < own_shared) return {{0, 0, a.rows}, first_shared + i, true};
+    const int hit = first + i - own_shared;
+    return {lists.hits[hit / cut.slices], hit % cut.slices};
+  }
 
-    __device__ explicit Walk(const Block& of) : block(of), hit(of.first / of.cut.slices), slice(of.first - hit * of.cut.slices) {}
-    __device__ Unit unit() const {
-      if (i < block.own_shared) return {{0, 0, block.a.rows}, block.first_shared + i, true};
-      return {block.lists.hits[hit], slice};
-    }
-    __device__ void advance() {
-      if (i++ >= block.own_shared && ++slice == block.cut.slices) slice = 0, ++hit;
-    }
-  };
-
-  // A piece of a unit's depth.
-  __device__ void bring(const Unit& u, int piece, uint64_t policy) {
+  // Piece by piece of the depth, unit by unit.
+  __device__ void bring_next(int piece, uint64_t policy) {
+    const Unit u = unit(piece / cut.pieces);
     const ExpertMatrix& m = matrix(u);
     const T* weight = static_cast<const T*>(m.weight) + int64_t(u.hit.expert) * m.columns * m.stride;
     Base::bring_piece(
@@ -67,51 +59,40 @@ struct Block : FewBlock<T> {
           const int half = has_gate ? row / kHalf : 0;
           return column < width(m) ? weight + int64_t(half * width(m) + column) * m.stride : nullptr;
         },
-        piece * cut.piece, a.matrix.depth, policy);
+        piece % cut.pieces * cut.piece, a.matrix.depth, policy);
   }
   // As many of the shared expert's pieces as the ring has room for.
   __device__ void copy_early() {
     const uint64_t policy = read_once_policy();
-    Walk walk(*this);
-    for (const int most = min(own_shared * cut.pieces, cut.slots); early < most; walk.advance())
-      for (int piece = 0; piece < cut.pieces && early < most; ++piece, ++early) bring(walk.unit(), piece, policy);
+    for (const int most = min(own_shared * cut.pieces, cut.slots); early < most; ++early) bring_next(early, policy);
   }
   __device__ void copy() {
     const uint64_t policy = read_once_policy();
-    Walk walk(*this);
-    for (int left = units(); left > 0; --left, walk.advance())
-      for (int piece = 0; piece < cut.pieces; ++piece)
-        if (early-- <= 0) bring(walk.unit(), piece, policy);
+    for (int i = early; i < units() * cut.pieces; ++i) bring_next(i, policy);
   }
 
-  __device__ typename Base::LaneRow row_of(const Unit& u) const {
-    const int row = lane / 4;
-    if (row >= u.hit.end - u.hit.begin) return {nullptr, a.matrix.depth};
-    const int source = u.is_shared ? row : lists.sources[u.hit.begin + row];
-    return {static_cast<const T*>(a.x) + source * a.x_stride, a.matrix.depth};
-  }
   __device__ void compute() {
-    Walk next(*this), now(*this);
-    Base::multiply(
-        units(),
-        [&](int) {
-          const Unit u = next.unit();
-          next.advance();
-          return row_of(u);
-        },
-        [&](int i, const float(&sums)[4]) {
-          Base::add_up(sums, i, [&](const float4& all) {
-            const Unit u = now.unit();
-            const int row = lane % 4 * 2, rows = u.hit.end - u.hit.begin;
-            if (has_gate) {
-              store_gated(u, row, rows, all.x, all.z), store_gated(u, row + 1, rows, all.y, all.w);
-            } else {
-              store(u, row, rows, 0, all.x), store(u, row + 1, rows, 0, all.y);
-              store(u, row, rows, 8, all.z), store(u, row + 1, rows, 8, all.w);
-            }
-          });
-          now.advance();
-        });
+    int turn = 0;
+    for (int i = 0; i < units(); ++i) {
+      const Unit u = unit(i);
+      const int rows = u.hit.end - u.hit.begin;
+      float sums[4] = {};
+      Base::multiply(
+          [&](int row) {
+            const int source = u.is_shared ? row : lists.sources[u.hit.begin + row];
+            return static_cast<const T*>(a.x) + source * a.x_stride;
+          },
+          rows, a.matrix.depth, sums);
+      Base::add_up(sums, turn++, [&](const float4& all) {
+        const int row = lane % 4 * 2;
+        if (has_gate) {
+          store_gated(u, row, rows, all.x, all.z), store_gated(u, row + 1, rows, all.y, all.w);
+        } else {
+          store(u, row, rows, 0, all.x), store(u, row + 1, rows, 0, all.y);
+          store(u, row, rows, 8, all.z), store(u, row + 1, rows, 8, all.w);
+        }
+      });
+    }
   }
 
   __device__ T& output(const Unit& u, int row, int column) const {
