@@ -67,7 +67,8 @@ class AnyMixture:
     def route(self, x: Tensor, slots: Tensor | None = None) -> Routed:
         return ops.route_rows(
             RouterProduct(
-                x, self.router, self.routing, self.counters, norm=self.norm, slots=slots, uniform=self.uniform
+                x, self.router, self.routing, self.counters, norm=self.norm, slots=slots, coded=self.up.is_coded,
+                uniform=self.uniform,
             )
         )  # fmt: skip
 

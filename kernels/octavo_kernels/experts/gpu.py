@@ -18,9 +18,9 @@ from octavo_kernels.products.coded import CodedWeight
 
 COUNTERS = 128
 """Zeros that routing needs, as `kCounters` in csrc/cuda/experts/args.h."""
-FEW_ROWS = 3
-"""Rows of a step up to which units of the matrices flow through all blocks, which choose by themselves; more have lists
-and are cut into tiles of an expert's rows, which is faster from 4 rows on. The kernels for a few take up to 8."""
+FEW_ROWS, CODED_FEW_ROWS = 3, 2
+"""Rows of a step up to which units of the matrices, or of codes, flow through all blocks, which choose by themselves;
+more have lists and are cut into tiles of an expert's rows, which is faster. The kernels for a few take up to 8."""
 MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32
 UNGATED = {"relu2": 5}
 """Activations without a gate, the square of max(x, 0), with their codes: `kSquaredRelu` in
@@ -32,8 +32,8 @@ class RouterProduct(NamedTuple):
     """The product of `x[T, H]`, or of its RMS norm, which goes to `normed[T, H]`, with `router[E, H]` (float32), plus
     `bias[E]`, and what follows from it. `gate[1, H]` (float32) is that of a shared expert. Rows whose slot,
     `slots[T]` (int64), is below 0 are padding. `counters[COUNTERS]` are int32 zeros that one stream at a time may use.
-    `factors[E]` (float32) are of the weights of experts. `uniform`: a row's bits do not depend on the number of rows.
-    """
+    `factors[E]` (float32) are of the weights of experts. `coded`: the experts are codes. `uniform`: a row's bits do not
+    depend on the number of rows."""
 
     x: Tensor
     router: Tensor
@@ -46,6 +46,7 @@ class RouterProduct(NamedTuple):
     norm: RmsNorm | None = None
     normed: Tensor | None = None
     slots: Tensor | None = None
+    coded: bool = False
     uniform: bool = False
 
 
@@ -83,7 +84,8 @@ def route_rows(p: RouterProduct) -> Routed:
     experts, device = p.routing.experts, p.x.device
     logits, gates = torch.empty(rows * (experts + 1), device=device).split((rows * experts, rows))
     found = RouterLogits(logits.view(rows, experts), p.routing, p.correction, p.factors, p.slots)
-    made, ids = (None, None) if rows <= FEW_ROWS and not p.uniform else _room(found)
+    few = CODED_FEW_ROWS if p.coded else FEW_ROWS
+    made, ids = (None, None) if rows <= few and not p.uniform else _room(found)
     cuda.run(
         "route_rows", device,
         DTYPES[p.x.dtype], rows_at(p.x), rows, width, norm_at(p.norm), rows_at(None if p.norm is None else normed),
@@ -118,6 +120,10 @@ class Experts(NamedTuple):
 
     weight: Tensor | CodedWeight
     bias: Tensor | None = None
+
+    @property
+    def is_coded(self) -> bool:
+        return isinstance(self.weight, CodedWeight)
 
     @property
     def columns(self) -> int:

@@ -65,16 +65,16 @@ class Router:
         chosen = torch.bucketize(taken.places, taken.starts, right=True) - 1  # experts without rows begin there, too
         return taken._replace(weights=taken.weights * self.factors[chosen])
 
-    def route(self, x: Input, gate: Dense | None) -> Routed:
+    def route(self, x: Input, gate: Dense | None, *, coded: bool = False) -> Routed:
         """On a GPU: norm, product and choice, and the factors of a shared expert's gate, in one go. Rows are those of
-        the router's own norm, where it has one; `x` is not to be normed then."""
+        the router's own norm, where it has one; `x` is not to be normed then. `coded`: the experts are codes."""
         assert self.counters is not None
         return ops.route_rows(
             RouterProduct(
                 x.rows, self.logits.weight, self.routing, self.counters, bias=self.logits.bias,
                 correction=self.correction, factors=self.factors, gate=None if gate is None else gate.weight,
                 norm=x.norm if self.norm is None else self.norm.operand, normed=x.normed, slots=x.slots,
-                uniform=self.logits.products.uniform,
+                coded=coded, uniform=self.logits.products.uniform,
             )
         )  # fmt: skip
 
@@ -221,13 +221,15 @@ class Mixture(Linear):
         shared expert that are not within the others'."""
         if not len(x.rows):
             return out
-        routed = self.router.route(x, None if self.shared is None else self.shared.gate)
+        up, down = self.up.experts(), self.down.experts()
+        gate = None if self.shared is None else self.shared.gate
+        routed = self.router.route(x, gate, coded=up.is_coded)
         within, shared = self._shared_on_gpu(routed)
         taken = routed.taken if self.owned is None else assigned_to(self.owned, routed.taken)
         rows = routed.rows if self.norm is None else self.norm.apply(x.rows, torch.empty_like(x.rows))
-        inner = self.gate.experts_up(rows, self.up.experts(), taken, within)
+        inner = self.gate.experts_up(rows, up, taken, within)
         return ops.experts_down(
-            inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual, factor=factor
+            inner, down, taken, out, shared=shared, gates=routed.gates, residual=residual, factor=factor
         )
 
     def _shared_on_gpu(self, routed: Routed) -> tuple[SharedProduct | None, Tensor | SharedProduct | None]:
