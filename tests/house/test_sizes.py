@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 74_570
+MOST_LINES_IN_ALL = 74_575
 
 
 def lines_of(room: str) -> int:

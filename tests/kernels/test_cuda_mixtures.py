@@ -11,6 +11,7 @@ from octavo_kernels.experts import gpu
 from octavo_kernels.experts.gpu import Ungated
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.ops import Assignments, Experts, Gate, Routed, RouterLogits, RouterProduct, Routing, Taken
+from octavo_kernels.products.coded import CodedWeight
 
 from .test_experts import ROUTINGS, experts_of, logits_for
 
@@ -67,8 +68,8 @@ class AnyMixture:
     def route(self, x: Tensor, slots: Tensor | None = None) -> Routed:
         return ops.route_rows(
             RouterProduct(
-                x, self.router, self.routing, self.counters, norm=self.norm, slots=slots, coded=self.up.is_coded,
-                uniform=self.uniform,
+                x, self.router, self.routing, self.counters, norm=self.norm, slots=slots, uniform=self.uniform,
+                coded=isinstance(self.up.weight, CodedWeight),
             )
         )  # fmt: skip
 

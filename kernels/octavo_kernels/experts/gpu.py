@@ -20,7 +20,7 @@ COUNTERS = 128
 """Zeros that routing needs, as `kCounters` in csrc/cuda/experts/args.h."""
 FEW_ROWS, CODED_FEW_ROWS = 3, 2
 """Rows of a step up to which units of the matrices, or of codes, flow through all blocks, which choose by themselves;
-more have lists and are cut into tiles of an expert's rows, which is faster. The kernels for a few take up to 8."""
+beyond, tiles of an expert's rows are faster. The kernels for a few take up to 8."""
 MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32
 UNGATED = {"relu2": 5}
 """Activations without a gate, the square of max(x, 0), with their codes: `kSquaredRelu` in
@@ -76,8 +76,8 @@ class Routed(NamedTuple):
 
 
 def route_rows(p: RouterProduct) -> Routed:
-    """The rule is that of `route`; scores are in float32. Of up to 64 rows it is
-    one launch, if not `uniform`. Raises `TypeError` or `ValueError`, naming the argument, for what does not fit."""
+    """The rule is that of `route`; scores are in float32. Of up to 64 rows it is one launch, if not `uniform`. Raises
+    `TypeError` or `ValueError`, naming the argument, for what does not fit."""
     _check_router(p)
     rows, width = p.x.shape
     normed = p.x if p.norm is None else output(p.normed, p.x, (rows, width))
@@ -120,10 +120,6 @@ class Experts(NamedTuple):
 
     weight: Tensor | CodedWeight
     bias: Tensor | None = None
-
-    @property
-    def is_coded(self) -> bool:
-        return isinstance(self.weight, CodedWeight)
 
     @property
     def columns(self) -> int:

@@ -221,15 +221,14 @@ class Mixture(Linear):
         shared expert that are not within the others'."""
         if not len(x.rows):
             return out
-        up, down = self.up.experts(), self.down.experts()
         gate = None if self.shared is None else self.shared.gate
-        routed = self.router.route(x, gate, coded=up.is_coded)
+        routed = self.router.route(x, gate, coded=not isinstance(self.up, Dense))
         within, shared = self._shared_on_gpu(routed)
         taken = routed.taken if self.owned is None else assigned_to(self.owned, routed.taken)
         rows = routed.rows if self.norm is None else self.norm.apply(x.rows, torch.empty_like(x.rows))
-        inner = self.gate.experts_up(rows, up, taken, within)
+        inner = self.gate.experts_up(rows, self.up.experts(), taken, within)
         return ops.experts_down(
-            inner, down, taken, out, shared=shared, gates=routed.gates, residual=residual, factor=factor
+            inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual, factor=factor
         )
 
     def _shared_on_gpu(self, routed: Routed) -> tuple[SharedProduct | None, Tensor | SharedProduct | None]:
