@@ -129,6 +129,7 @@ def test_prompts_for_which_there_is_room_fit(
 
 @pytest.mark.parametrize("weight", [0.0, 5.2])
 @given(free=st.builds(Need, st.integers(0, 400), st.integers(0, 400)), longest=st.integers(20, 500))
+@example(free=Need(5, 5), longest=20)
 def test_a_prompt_that_fits_may_be_claimed(free: Need, longest: int, weight: float) -> None:
     windows = WindowLimits(0, 6, 11, weight)
     memory = Memory(ready(block_size=1, max_model_len=longest, enough_blocks=1000, windows=windows))

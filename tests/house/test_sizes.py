@@ -48,7 +48,7 @@ BUDGETS = {
     "octavo_worker.bench": 2300,
     "octavo_worker.assembly": 1860,
     "octavo_gateway": 7560,
-    "octavo_worker.agent": 5385,
+    "octavo_worker.agent": 5390,
     "octavo_worker.engine": 7470,
     "octavo_worker.memory": 1160,
     "octavo_worker.runner": 3690,
@@ -64,7 +64,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 74_575
+MOST_LINES_IN_ALL = 74_580
 
 
 def lines_of(room: str) -> int:

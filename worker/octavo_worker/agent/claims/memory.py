@@ -77,7 +77,7 @@ class Memory:
             return free.blocks // blocks
         least = Need(blocks, min(blocks, windows.live))
         if windows.weight:
-            return int(self._together(free) // self._together(least))
+            return self._times(free, least)
         return min(free.blocks // least.blocks, free.windows // least.windows)
 
     def prompts(self, free: Need, *, any_first: bool = False) -> tuple[int, int]:
@@ -92,7 +92,7 @@ class Memory:
             return limits.max_running, self._tokens(free.blocks)
         beside = windows.live + windows.chunk
         if windows.weight:
-            short = int(self._together(free) // self._together(Need(1, 1)))
+            short = self._times(free, Need(1, 1))
             long = int(self._together(free) - windows.weight * beside)
         else:
             short, long = min(free), free.blocks if free.windows >= beside else 0
@@ -108,6 +108,11 @@ class Memory:
     def _tokens(self, blocks: int) -> int:
         tokens = max(0, blocks) * self._limits.block_size
         return max(tokens, self._limits.max_model_len) if blocks >= self._limits.enough_blocks else tokens
+
+    def _times(self, free: Need, each: Need) -> int:
+        """How often `each` finds room where both groups share their memory; a quotient of floats may be one too few."""
+        more = int(self._together(free) // self._together(each)) + 1
+        return more - (not self.covers(free, Need(each.blocks * more, each.windows * more)))
 
     def _together(self, need: Need) -> float:
         """Blocks that would fill the same memory."""
