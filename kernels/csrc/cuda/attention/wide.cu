@@ -15,11 +15,11 @@ __device__ inline float warp_max(float x) {
 template <class T>
 __global__ void __launch_bounds__(kWideValues / 4, 8) fold_kernel(const __grid_constant__ WideArgs a) {
   const WideFold fold = a.folds[blockIdx.x];
-  if (fold.parts == 0) return;
   const int group = a.heads / a.kv_heads, head = fold.tile % a.kv_heads, first_row = fold.tile / a.kv_heads * kWideRows;
   const WideSequence q(a.context_lens, a.query_start, fold.sequence);
-  wait_for_previous_kernel();
+  wait_for_previous_kernel();  // also where nothing is folded: the next kernel waits for this one alone
   launch_next_kernel();
+  if (fold.parts == 0) return;
   const int column = threadIdx.x * 4, lane = threadIdx.x % 32, rows = min(kWideRows, q.queries * group - first_row);
   for (int row = blockIdx.y; row < rows; row += gridDim.y) {
     const auto place = [&](int part) { return int64_t(part == 0 ? 2 * fold.first + 1 : 2 * (fold.first + part)) * kWideRows + row; };
