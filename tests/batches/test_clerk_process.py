@@ -67,7 +67,7 @@ async def test_a_clerk_ends_with_a_gateway_that_is_killed_and_gives_its_batches_
         await reach(ai, made.id, "in_progress")
         (clerk,) = clerks_of(beside)
         assert redis_sync.zcard("{c00}:btL") == 1
-        metrics = (await httpx.AsyncClient().get(f"{url}/metrics")).text
+        metrics = (await httpx.AsyncClient(timeout=STALL_S).get(f"{url}/metrics")).text
         assert 'octavo_batches{state="owned"} 1.0' in metrics
         beside.kill()
         eventually(lambda: not clerk.is_running())
@@ -93,7 +93,7 @@ async def test_a_gateway_may_be_without_a_clerk_and_one_run_elsewhere(
                 subprocess.Popen, command, env=os.environ | environment, stderr=subprocess.PIPE, text=True
             )
             await reach(ai, made.id, "completed")
-        metrics = (await httpx.AsyncClient().get(f"http://127.0.0.1:{port}/metrics")).text
+        metrics = (await httpx.AsyncClient(timeout=STALL_S).get(f"http://127.0.0.1:{port}/metrics")).text
         assert 'octavo_clerk_lines_total{outcome="completed"} 1.0' in metrics
         assert 'octavo_clerk_batches_ended_total{status="completed"} 1.0' in metrics
         clerk.send_signal(signal.SIGTERM)

@@ -11,7 +11,7 @@ import openai
 import pytest
 import redis
 from serving import serving
-from waiting import eventually
+from waiting import STALL_S, eventually
 
 from octavo.terms.batches import MAX_FILE_BYTES
 from octavo_gateway.files.ranges import span_of
@@ -199,6 +199,6 @@ async def test_without_a_place_for_files_the_setting_is_named(redis_url: str) ->
 async def test_a_gateway_with_another_folder_says_so(ai: openai.AsyncOpenAI, redis_url: str, tmp_path: Path) -> None:
     made = await ai.files.create(file=b"x", purpose="batch")
     with serving(GatewaySettings(redis_url=redis_url, files=str(tmp_path / "elsewhere"))) as url:
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
             answer = await http.get(f"/v1/files/{made.id}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "files_elsewhere")

@@ -214,7 +214,7 @@ async def test_its_clients_send_their_key_in_a_header_of_their_own(own_gateway, 
             with pytest.raises(anthropic.AuthenticationError) as caught:
                 await wrong.messages.create(**HI)
         assert caught.value.body["error"]["type"] == "authentication_error"
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
             assert (await http.post("/v1/messages", json=HI)).status_code == 401
             for key, status in (("a-key", 200), ("another", 401)):
                 reply = await http.post("/v1/messages", json=HI, headers={"X-Api-Key": key})

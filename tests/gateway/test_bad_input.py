@@ -234,7 +234,7 @@ FIELDS = st.sampled_from(
 
 @pytest.fixture
 def sync_http(gateway_url):
-    with httpx.Client(base_url=gateway_url) as client:
+    with httpx.Client(base_url=gateway_url, timeout=STALL_S) as client:
         yield client
 
 

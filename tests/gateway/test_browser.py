@@ -137,7 +137,7 @@ async def test_a_name_that_was_made_to_point_here_is_not_answered(
     await new Promise((resolve) => frame.addEventListener("load", resolve));
     await told({ loaded: true });
     """
-    async with ScriptedWorker(redis_url), httpx.AsyncClient() as http:
+    async with ScriptedWorker(redis_url), httpx.AsyncClient(timeout=STALL_S) as http:
         with page(frame, tmp_path / "profile", host=STRANGER, url=f"{url}/v1/jobs") as told:
             assert await next_of(told) == {"loaded": True}
         metrics = (await http.get(f"{url.replace(STRANGER, '127.0.0.1')}/metrics")).text

@@ -147,7 +147,7 @@ async def test_unknown_jobs_and_those_of_others_are_404(http, own_gateway, redis
             assert (await http.get(f"/v1/jobs/{job_id}/log{query}")).status_code == 404
             assert (await http.head(f"/v1/jobs/{job_id}/log{query}")).status_code == 404
     url = own_gateway(api_keys="acme:a, globex:g")
-    async with ScriptedWorker(redis_url), httpx.AsyncClient(base_url=url) as keyed:
+    async with ScriptedWorker(redis_url), httpx.AsyncClient(base_url=url, timeout=STALL_S) as keyed:
         keyed.headers["Authorization"] = "Bearer a"
         path = await submitted(keyed, max_tokens=2)
         await ended(keyed, path)
@@ -289,7 +289,7 @@ async def test_a_browser_may_read_the_headers(own_gateway, redis_url):
         "Access-Control-Request-Method": "GET",
         "Access-Control-Request-Headers": "if-none-match",
     }
-    async with ScriptedWorker(redis_url), httpx.AsyncClient(base_url=url) as http:
+    async with ScriptedWorker(redis_url), httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
         path = await submitted(http, max_tokens=1)
         preflight = await http.options(path, headers=asked)
         assert "if-none-match" in preflight.headers["access-control-allow-headers"].lower()

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from pydantic import BaseModel
 from scripted_worker import MODEL, ScriptedWorker
-from waiting import until
+from waiting import STALL_S, until
 
 from octavo.dialects.anthropic.body import TABLES as ANTHROPIC
 from octavo.dialects.anthropic.body import CountRequest, MessagesRequest
@@ -106,7 +106,7 @@ async def test_a_strict_request_refuses_them(http: httpx.AsyncClient, worker: Sc
 
 
 async def test_a_strict_gateway_refuses_them_whatever_a_request_says(own_gateway: Any, worker: ScriptedWorker) -> None:
-    async with httpx.AsyncClient(base_url=own_gateway(strict_fields=True)) as http:
+    async with httpx.AsyncClient(base_url=own_gateway(strict_fields=True), timeout=STALL_S) as http:
         for path, body in ASKED.items():
             reply = await http.post(path, json=body | {"invented": 1}, headers={"octavo-strict": "0"})
             assert reply.status_code == 400

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from exposition import sample
 from scripted_worker import MODEL, ScriptedWorker
-from waiting import until
+from waiting import STALL_S, until
 
 from octavo_gateway.operations import OPERATIONS
 
@@ -57,7 +57,7 @@ async def test_head_of_a_live_stream_ends_at_once(http, redis_url):
 
 
 async def test_head_needs_the_key_that_get_needs(own_gateway):
-    async with httpx.AsyncClient(base_url=own_gateway(api_keys="acme:a-key")) as http:
+    async with httpx.AsyncClient(base_url=own_gateway(api_keys="acme:a-key"), timeout=STALL_S) as http:
         for path in ("/v1/jobs", "/v1/models", "/metrics", "/docs"):
             assert (await http.head(path)).status_code == 401
         assert (await http.head("/metrics", headers={"Authorization": "Bearer a-key"})).status_code == 403

@@ -110,7 +110,7 @@ def chunked(data: bytes, size: int) -> list[bytes]:
 def test_a_request_has_to_arrive_in_time(own_gateway: Callable[..., str], sent: bytes, counted_as: str) -> None:
     url = own_gateway(request_timeout=0.2)
     assert code_of(exchange(url, sent)) == (408, "request_timeout")
-    eventually(lambda: f'status="{counted_as}"' in httpx.get(f"{url}/metrics").text)
+    eventually(lambda: f'status="{counted_as}"' in httpx.get(f"{url}/metrics", timeout=STALL_S).text)
 
 
 def test_the_next_request_on_a_connection_has_to_arrive_in_time(own_gateway: Callable[..., str]) -> None:
@@ -153,7 +153,7 @@ def test_connections_are_kept_longer_than_load_balancers_keep_theirs(
     made = HttpProtocol.connection_made
     monkeypatch.setattr(HttpProtocol, "connection_made", lambda self, to: kept.append(self) or made(self, to))
     url = own_gateway()
-    assert httpx.get(f"{url}/livez").status_code == 200
+    assert httpx.get(f"{url}/livez", timeout=STALL_S).status_code == 200
     assert [one.timeout_keep_alive for one in kept] == [75.0]
     eventually(lambda: kept[0].timeout_keep_alive_task is None)  # it left, and nothing holds it
 
@@ -189,7 +189,7 @@ def test_connections_have_a_cap_and_room_again_once_some_leave(own_gateway: Call
         for _ in range(5):
             stack.enter_context(connect(url))
         eventually(lambda: b"too_many_connections" in exchange(url))
-    eventually(lambda: httpx.get(f"{url}/livez").status_code == 200)
+    eventually(lambda: httpx.get(f"{url}/livez", timeout=STALL_S).status_code == 200)
 
 
 def test_an_upload_that_is_broken_off_is_no_fault_of_the_gateway(
@@ -199,8 +199,8 @@ def test_an_upload_that_is_broken_off_is_no_fault_of_the_gateway(
     with caplog.at_level(logging.INFO):
         with connect(url) as connection:
             connection.sendall(HEAD + b"content-length: 100\r\n\r\n{")
-        eventually(lambda: 'status="499"' in httpx.get(f"{url}/metrics").text)
-    assert not re.search(r'_total{[^}]*status="500"} [1-9]', httpx.get(f"{url}/metrics").text)
+        eventually(lambda: 'status="499"' in httpx.get(f"{url}/metrics", timeout=STALL_S).text)
+    assert not re.search(r'_total{[^}]*status="500"} [1-9]', httpx.get(f"{url}/metrics", timeout=STALL_S).text)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 

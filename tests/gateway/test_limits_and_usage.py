@@ -64,7 +64,7 @@ async def test_limits_are_listed_changed_and_hold(url, ops, worker) -> None:
 
 
 async def test_what_openai_has_no_name_for_is_under_octavo(url, worker) -> None:
-    async with httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer k3"}) as http:
+    async with httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer k3"}, timeout=STALL_S) as http:
         path = "/v1/organization/projects/acme/rate_limits/rl-*"
         changed = await http.post(path, json={"octavo": {"tokens_per_day": 5000, "waiting": 7}})
         assert changed.json()["octavo"] == {"tokens_per_day": 5000, "waiting": 7}
@@ -91,7 +91,7 @@ async def test_what_openai_has_no_name_for_is_under_octavo(url, worker) -> None:
     ],
 )
 async def test_limits_are_for_operators(url: str, method: str, path: str) -> None:
-    async with httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer k1"}) as http:
+    async with httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer k1"}, timeout=STALL_S) as http:
         refused = await http.request(method, path, json={} if method == "POST" else None)
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_an_operator")
 
@@ -157,6 +157,6 @@ async def test_usage_comes_in_pages_of_buckets(ops, worker) -> None:
 async def test_what_is_not_kept_or_makes_no_sense_is_refused(url, asked: dict[str, Any], param: str) -> None:
     """Times are seconds before now."""
     query = {name: int(time.time()) - value if name.endswith("_time") else value for name, value in asked.items()}
-    async with httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer k3"}) as http:
+    async with httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer k3"}, timeout=STALL_S) as http:
         refused = await http.get("/v1/organization/usage/completions", params=query)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)

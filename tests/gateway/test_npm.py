@@ -19,7 +19,7 @@ from fake_worker import register
 from gateway_process import GatewayProcess
 from programs import run_program
 from scripted_worker import MODEL, ScriptedWorker, whole_text
-from waiting import until
+from waiting import STALL_S, until
 
 from octavo import AsyncClient
 
@@ -123,5 +123,5 @@ async def test_the_public_conformance_tests_pass_where_they_read(own_gateway, re
     assert not failed, said.decode()
     passed = [test["fullName"] for test in results if test["status"] == "passed"]
     assert len(passed) >= 80, passed
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
         assert len((await http.get("/v1/jobs", params={"limit": 1000})).json()["data"]) >= 80

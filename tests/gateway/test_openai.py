@@ -10,7 +10,7 @@ import openai
 import pytest
 import redis
 from scripted_worker import CONTEXT, MODEL, ScriptedWorker, whole_text
-from waiting import until
+from waiting import STALL_S, until
 
 from octavo.dialects.openai.logprobs import CompletionLogprobs
 from octavo.queue.calls import run_sync
@@ -346,7 +346,10 @@ async def test_a_full_queue_says_when_to_come_back(own_gateway, redis_url):
     url = own_gateway(max_queued_jobs=2)
     async with ScriptedWorker(redis_url):
         pass  # the model is known, no worker empties the queue
-    async with httpx.AsyncClient(base_url=url) as http, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as ai:
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=STALL_S) as http,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x") as ai,
+    ):
         for _ in range(2):
             assert (await http.post("/v1/jobs", json={"model": MODEL, "prompt": "x"})).status_code == 202
         with pytest.raises(openai.RateLimitError) as caught:
@@ -359,7 +362,7 @@ async def test_prompts_that_fit_only_in_part_leave_nothing_behind(own_gateway, r
     url = own_gateway(max_queued_jobs=2)
     async with ScriptedWorker(redis_url):
         pass
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
         reply = await http.post("/v1/completions", json={"model": MODEL, "prompt": ["a", "b", "c"]})
         assert (reply.status_code, reply.json()["error"]["type"]) == (429, "rate_limit_error")
         jobs = (await http.get("/v1/jobs")).json()["data"]

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 import httpx
 import pytest
 from scripted_worker import MODEL, ScriptedWorker
+from waiting import STALL_S
 
 JOB = {"model": MODEL, "prompt": "x"}
 
 
 async def submit(url: str, **headers: str) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
         return await http.post("/v1/jobs", json=JOB, headers=headers)
 
 
@@ -38,7 +39,7 @@ async def refused(url: str, forms: Iterable[str], header: str, **headers: str) -
     """The forms of a header with which a job is refused. One that is, is told to no page."""
     found = set()
     others = [(name.encode(), value.encode()) for name, value in headers.items()]
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
         for form in forms:
             reply = await http.post("/v1/jobs", json=JOB, headers=[(header.encode(), form.encode()), *others])
             if reply.status_code != 202:
@@ -77,7 +78,7 @@ async def test_local_pages_need_no_setting_unless_there_are_keys(
 @pytest.mark.parametrize(("origin", "status"), [(LOCAL[1], 200), *((form, 400) for form in STRANGERS[:12])])
 async def test_a_preflight_is_for_local_pages(gateway_url: str, origin: str, status: int) -> None:
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
-    async with httpx.AsyncClient(base_url=gateway_url) as http:
+    async with httpx.AsyncClient(base_url=gateway_url, timeout=STALL_S) as http:
         reply = await http.options("/v1/chat/completions", headers={"Origin": origin, **asked})
     assert reply.status_code == status
     assert reply.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
@@ -86,7 +87,7 @@ async def test_a_preflight_is_for_local_pages(gateway_url: str, origin: str, sta
 async def test_configured_origins_are_told_that_they_may(own_gateway: Callable[..., str], redis_url: str) -> None:
     url = own_gateway(cors_origins="https://app.example, https://other.example", api_keys="acme:a-key")
     asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
-    async with ScriptedWorker(redis_url), httpx.AsyncClient(base_url=url) as http:
+    async with ScriptedWorker(redis_url), httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
         preflight = await http.options(
             "/v1/jobs", headers={**asked, "Access-Control-Request-Headers": "authorization,content-type"}
         )

@@ -197,7 +197,7 @@ async def test_tenants_have_series_where_the_gateway_was_told_so_alone(
             await job.result(timeout=STALL_S)
         (row,) = grouped(await client.tenants.usage(0, time.time() + 60), lambda row: row.tenant).values()
     assert "octavo_tenant_" not in await scraped(http)
-    async with httpx.AsyncClient(base_url=own_gateway(metrics_by_tenant=True)) as told:
+    async with httpx.AsyncClient(base_url=own_gateway(metrics_by_tenant=True), timeout=STALL_S) as told:
         text = await scraped(told)
         assert sample(text, "octavo_tenant_requests", tenant="acme") == 2
         assert sample(text, "octavo_tenant_tokens", tenant="acme", kind="output") == row.output_tokens > 0

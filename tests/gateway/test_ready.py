@@ -11,7 +11,7 @@ import pytest
 import redis
 from killable_server import killable_server
 from scripted_worker import MODEL, ScriptedWorker
-from waiting import until
+from waiting import STALL_S, until
 
 from octavo.terms.errors import QueueFull
 from octavo_gateway import state
@@ -43,7 +43,7 @@ def need_no_replicas(server: redis.Redis) -> None:
 
 def answers(url: str, status: int) -> Callable[[], Awaitable[bool]]:
     async def ask() -> bool:
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
             return (await http.get("/readyz")).status_code == status
 
     return ask
@@ -63,7 +63,7 @@ async def test_not_ready_while_nothing_can_be_written(
         await until(answers(url, 200))
         spoil(connection)
         await until(answers(url, 503))
-        async with httpx.AsyncClient(base_url=url) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
             assert (await http.get("/readyz")).json()["reason"]
             assert (await http.post("/v1/jobs", json={"model": MODEL, "prompt": "x"})).status_code in (429, 503)
         mend(connection)
@@ -79,7 +79,7 @@ async def test_not_ready_where_the_user_may_not_write(
         address = urlsplit(redis_url)
         assert address.hostname is not None
         url = own_gateway(redis_url=f"redis://reader:pw@{address.hostname}:{address.port}")
-        async with ScriptedWorker(redis_url), httpx.AsyncClient(base_url=url) as http:
+        async with ScriptedWorker(redis_url), httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
             reply = await http.get("/readyz")
             assert reply.status_code == 503
             assert "pw" not in reply.text
@@ -89,7 +89,7 @@ async def test_not_ready_where_the_user_may_not_write(
 
 async def test_the_reason_has_no_password(own_gateway: Callable[..., str]) -> None:
     url = own_gateway(redis_url="redis://127.0.0.1:1/0?password=Zq7")
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
         reply = await http.get("/readyz")
     assert reply.status_code == 503
     assert "127.0.0.1:1" in reply.text

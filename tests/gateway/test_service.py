@@ -34,7 +34,7 @@ async def test_keys_say_who_somebody_is(own_gateway, redis_url, tmp_path):
     file = tmp_path / "keys"
     file.write_text("# partners\n globex : g-ké\n", encoding="utf-8")
     url = own_gateway(api_keys="acme:a-key, acme: a-second", api_keys_file=file)
-    async with ScriptedWorker(redis_url) as worker, httpx.AsyncClient(base_url=url) as http:
+    async with ScriptedWorker(redis_url) as worker, httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
 
         def ask(method: str, path: str, key: str, **request):
             return http.request(method, path, headers={"Authorization": f"Bearer {key}".encode()}, **request)
@@ -56,7 +56,7 @@ async def test_keys_say_who_somebody_is(own_gateway, redis_url, tmp_path):
 @pytest.mark.parametrize("key", ["wrong", "acme:a-key", "a-ke", "a-key2", "é"])
 async def test_a_wrong_key_is_401(own_gateway, worker, key):
     url = own_gateway(api_keys="acme:a-key")
-    async with httpx.AsyncClient(base_url=url) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=STALL_S) as http:
         for path in ("/v1/models", "/v1/jobs", "/v1/jobs/g00_01ARZ3NDEKTSV4RRFFQ69G5FAV"):
             reply = await http.get(path, headers={"Authorization": f"Bearer {key}".encode()})
             assert reply.status_code == 401

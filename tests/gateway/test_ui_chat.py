@@ -84,7 +84,10 @@ async def test_a_reader_that_comes_back_gets_the_answer_from_its_beginning(http,
 
 async def test_a_chat_knows_its_latest_answer_and_its_tenant(own_gateway, redis_url):
     url = own_gateway(api_keys="acme:a, globex:g")
-    async with ScriptedWorker(redis_url, hold_after=1) as worker, httpx.AsyncClient(base_url=url) as http:
+    async with (
+        ScriptedWorker(redis_url, hold_after=1) as worker,
+        httpx.AsyncClient(base_url=url, timeout=STALL_S) as http,
+    ):
         acme, globex = {"Authorization": "Bearer a"}, {"Authorization": "Bearer g"}
         first = await begun(http, body("one"), acme)
         second = await begun(http, body("one", "two", "three"), acme)

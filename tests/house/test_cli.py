@@ -164,8 +164,8 @@ def test_up_has_a_secret_with_which_clients_sign(up: Up, monkeypatch: pytest.Mon
         job = client.submit("ROMEO:", model="demo", max_tokens=4)
         url = f"http://127.0.0.1:{up.port}/v1/jobs/{job.id}/log"
         job.result()
-        assert httpx.get(url, params={"token": job.read_token()}).status_code == 200
-        assert httpx.get(url, params={"token": "x"}).status_code == 401
+        assert httpx.get(url, params={"token": job.read_token()}, timeout=STALL_S).status_code == 200
+        assert httpx.get(url, params={"token": "x"}, timeout=STALL_S).status_code == 401
     assert sorted(path.name for path in up.cli.state_dir.glob("secret*")) == ["secret"]
 
 
