@@ -248,11 +248,12 @@ def test_random_weights_have_the_forms_that_a_config_states(tmp_path: Path, case
 
 
 @pytest.mark.parametrize("codes", Codes)
-def test_random_weights_of_every_kind_have_one_deviation_and_depend_on_the_seed_alone(codes: Codes) -> None:
+def test_random_weights_of_every_kind_have_one_distribution_and_depend_on_the_seed_alone(codes: Codes) -> None:
     def drawn(seed: int) -> Tensor:
         source = RandomWeights(seed, 1.0, torch.device("cpu"))
         return dequantise(source.quantised(Scheme(codes, 128), 64, 512))
 
     assert drawn(1).std().item() == pytest.approx(0.02, rel=0.02)
+    assert abs(drawn(1).mean().item()) < 0.0005
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
