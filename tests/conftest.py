@@ -15,7 +15,7 @@ import redis.asyncio
 from browser import browser
 from gpus import has_gpu, is_whole
 from guardian import Guardian
-from tiers import beyond_quick, load_profile, tier_of
+from tiers import TIERS, beyond_quick, load_profile, tier_of
 
 from octavo.service.server import EmbeddedServer
 
@@ -34,8 +34,8 @@ GUARDIAN = pytest.StashKey[Guardian]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tier",
-        choices=("quick", "full"),
-        help="full runs what is marked `full` too; the default is quick, but a test that is named is run",
+        choices=TIERS,
+        help="full runs what is marked `full` too, long also more examples; without it quick, or full for a named test",
     )
     parser.addini("guardian_grace", "seconds beyond a test's limit after which its process is ended", default="60")
 

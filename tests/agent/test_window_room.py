@@ -146,7 +146,12 @@ def test_a_worker_leaves_to_others_what_its_windows_do_not_hold(
     """A sequence has a window of four blocks, of twenty."""
     worker = start_worker("step_seconds=0.01,window_blocks=21,layer_window=40", num_blocks=400).wait_ready()
     jobs = [queue.submit(seed=seed, sampling={"max_tokens": 4000, "ignore_eos": True}) for seed in range(12)]
-    eventually(lambda: (info := worker.info()) is not None and info.stats.used_windows >= 15)
+
+    def has_grown() -> bool:
+        stats = worker.info().stats
+        return stats.running >= 5 and stats.used_windows >= 15
+
+    eventually(has_grown)
     states = [state for (state,) in queue.fields(jobs, "st")]
     stats = worker.info().stats
     assert (states.count("running"), stats.running, stats.waiting, stats.preemptions) == (5, 5, 0, 0)

@@ -9,7 +9,7 @@ from engine_driver import Driver, expected_tokens, make_request
 from fake_runner import DelayedRunner, FailingRunner, FakeRunner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tiers import examples, only_full
+from tiers import many_examples, only_full
 from workloads import CONTEXT, MixedPolicy, check_tokens, random_request, run_workload
 
 from octavo_worker.memory.cost import PreemptionPolicy
@@ -23,7 +23,7 @@ def test_tiny_pool_gives_the_tokens_of_no_paging(seed):
     assert driver.scheduler.stats().cached_tokens > 0
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=many_examples(16), deadline=None)
 @given(seed=st.integers(0, 2**32), usable_blocks=st.integers(4, 60), block_size=st.sampled_from([1, 2, 4, 16]))
 def test_any_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, block_size):
     run_workload(seed, usable_blocks=usable_blocks, block_size=block_size)
@@ -38,7 +38,7 @@ def test_a_request_fully_in_the_cache_leaves_nothing_on_the_host():
     run_workload(210, usable_blocks=6, block_size=16, host_blocks=6, policy=PreemptionPolicy("swap"))
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=many_examples(16), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     usable_blocks=st.integers(6, 60),
@@ -53,7 +53,7 @@ def test_any_host_pool_gives_the_tokens_of_no_paging(seed, usable_blocks, host_b
     run_workload(seed, **sizes, policy=policy, device=device)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=many_examples(24), deadline=None)
 @example(539, 4, 6, 2, 0, "swap", FakeRunner)  # a block comes from the host and leaves for it in one step
 @given(
     seed=st.integers(0, 2**32),

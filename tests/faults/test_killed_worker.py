@@ -43,9 +43,9 @@ DRAFTS = {"device": "cpu", "speculate": "suffix"}
 KINDS: dict[str, Kind] = {
     "cpu-few": Kind(DRAFTS, jobs=50),
     "cpu": Kind({"device": "cpu"}),
-    "cpu-int8": Kind({"device": "cpu", "kv_dtype": "int8"}),
-    "cpu-drafts": Kind(DRAFTS, times_as_long=4),
-    "cpu-states": Kind({"device": "cpu"}, times_as_long=4, has_states=True),
+    "cpu-int8": Kind({"device": "cpu", "kv_dtype": "int8"}, jobs=100),
+    "cpu-drafts": Kind(DRAFTS, times_as_long=2),
+    "cpu-states": Kind({"device": "cpu"}, times_as_long=2, has_states=True),
     "cuda": Kind({"device": "cuda"}, times_as_long=8),
     "cuda-drafts": Kind({"device": "cuda", "speculate": "suffix"}, times_as_long=8),
     "cuda-states": Kind({"device": "cuda"}, times_as_long=8, has_states=True),

@@ -72,15 +72,15 @@ def send(page: Page, tokens: int) -> str:
     return str(page.run("fetch('/v1/jobs?limit=1').then(reply => reply.json()).then(({ data }) => data[0].id)"))
 
 
-def crowd(client: Client) -> None:
+def crowd(client: Client) -> list[Job]:
     """Jobs beside which none of a worker ends before a slow browser has pressed a button or drawn a takeover."""
-    client.submit_many([JobRequest(model="demo", prompt="x", sampling=SamplingParams(max_tokens=TOKENS))] * 16)
+    return client.submit_many([JobRequest(model="demo", prompt="x", sampling=SamplingParams(max_tokens=TOKENS))] * 16)
 
 
 def test_a_worker_is_killed_by_its_button_and_the_text_is_the_same(page: Page, service: Up) -> None:
     job_id = send(page, TOKENS)
     with Client(redis_url(service)) as client:
-        crowd(client)
+        others = crowd(client)
         job = client.job(job_id)
         victim = job.info().worker
         assert victim is not None
@@ -91,8 +91,11 @@ def test_a_worker_is_killed_by_its_button_and_the_text_is_the_same(page: Page, s
         page.wait("document.querySelector('dialog') === null")
         assert job.info().worker == victim, "it was asked once more, and left it"
         page.press("Kill", within="#victim")
-        crowd(client)
+        others += crowd(client)
         page.press("Kill", within="dialog.ask")
+        page.wait("document.querySelector('ol.moves').textContent.includes('takeover')")
+        for other in others:
+            other.cancel()
         page.wait("document.querySelector('#stream-state').textContent.includes('completed')")
         info, text = job.info(), page.text("#text")
         assert (info.attempts, info.tokens) == (2, TOKENS), "its worker died, and another went on"

@@ -112,6 +112,7 @@ def test_a_smaller_draft_changes_nothing(kind: str, memory: str) -> None:
     assert 100 < stats.accepted_tokens < stats.drafted_tokens
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 def test_the_bundled_draft_often_agrees_at_any_temperature(temperature: float) -> None:
     """Drawn with the noise of the target: others are right at temperature 1 where the target is certain only."""

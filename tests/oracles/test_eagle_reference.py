@@ -110,7 +110,7 @@ def chooser(params: EngineSampling) -> Callable[[Tensor, int], int]:
     return lambda logits, position: sample(logits[None].clone(), [SampleRow(params, 0, position)]).tokens.item()
 
 
-@pytest.mark.full(but=8)
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @torch.inference_mode()
 def test_drafts_are_those_of_the_reference(pair: Pair, temperature: float) -> None:

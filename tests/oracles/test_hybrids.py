@@ -117,6 +117,7 @@ def test_a_text_part_answers_as_the_whole(name: str, tmp_path: Path) -> None:
     assert said.logprobs == pytest.approx(logits.max(-1).values.tolist(), abs=CLOSE)
 
 
+@pytest.mark.full(but="every value")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", HYBRID)
 def test_no_cut_and_no_neighbour_shows(

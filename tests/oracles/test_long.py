@@ -61,6 +61,7 @@ SAMPLINGS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.full(but="every value")
 @SAMPLINGS
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
 def test_a_prompt_of_several_pools_gives_the_tokens_of_a_large_pool(
@@ -73,6 +74,7 @@ def test_a_prompt_of_several_pools_gives_the_tokens_of_a_large_pool(
     assert tight.most_blocks <= BLOCKS
 
 
+@pytest.mark.full(but="every value")
 @SAMPLINGS
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
 def test_on_the_cpu_it_gives_the_same_bits(

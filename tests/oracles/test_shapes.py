@@ -90,7 +90,7 @@ def ample(load: Callable[..., PagedRunner]) -> Callable[..., Answers]:
     return run
 
 
-@pytest.mark.full(but=3)
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_is_cut_anywhere(name: str, load: Callable[..., PagedRunner]) -> None:
     """In chunks of every length from one token on, across a window and several blocks."""
@@ -100,6 +100,7 @@ def test_a_prompt_is_cut_anywhere(name: str, load: Callable[..., PagedRunner]) -
         assert_same(Engine(load(name), token_budget=budget).run(asked), whole)
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cached_prefix_of_any_length(name: str, load: Callable[..., PagedRunner]) -> None:
     """Behind a prefix that another request left, an answer is that of an empty cache."""

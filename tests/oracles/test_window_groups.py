@@ -78,6 +78,7 @@ def one_group(cpu_pair: Callable[[str], Pair]) -> Callable[[str], Answers]:
     return run
 
 
+@pytest.mark.full(but=5)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_bit_tells_of_the_group(
     name: str, load: Callable[..., PagedRunner], one_group: Callable[[str], Answers]
@@ -96,6 +97,7 @@ def test_a_prompt_is_cut_anywhere(name: str, load: Callable[..., PagedRunner]) -
         assert_same(cut, whole)
 
 
+@pytest.mark.full(but=5)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cached_prefix_of_any_length(name: str, load: Callable[..., PagedRunner]) -> None:
     """Behind a prefix that another request left, an answer is that of an empty cache."""

@@ -1,4 +1,5 @@
-"""Two tiers of tests: the quick one, which `make test` runs, and the full one, which runs all.
+"""Tiers of tests: the quick one, which `make test` runs, the full one, which runs all, and one to leave running, which
+runs state machines and other properties of memory for longer.
 
 The mark `full` keeps a test out of the quick tier, whole or but for some of its parameters: `full` alone, `full(but=6)`
 (that many parameter sets, evenly spread), `full(but="every value")` and `full(but="every pair")` (so many that each
@@ -15,7 +16,9 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+TIERS = ("quick", "full", "long")
 _QUICK_EXAMPLES = 10
+_TIMES_AS_LONG = 4
 _STRENGTHS = {"every value": 1, "every pair": 2}
 
 T = TypeVar("T")
@@ -27,13 +30,14 @@ def load_profile(tier: str) -> None:
     """Settings of Hypothesis. How long an example takes says what else the machine does."""
     checks = [HealthCheck.too_slow]
     settings.register_profile("full", deadline=None, suppress_health_check=checks)
+    settings.register_profile("long", settings.get_profile("full"))
     settings.register_profile("quick", settings.get_profile("full"), max_examples=_QUICK_EXAMPLES, derandomize=True)
     settings.load_profile(tier)
 
 
 def is_full() -> bool:
-    """True if the full tier runs."""
-    return settings.get_current_profile_name() == "full"
+    """True if all tests run."""
+    return settings.get_current_profile_name() != "quick"
 
 
 def size(full: int, *, quick: int) -> int:
@@ -44,6 +48,11 @@ def size(full: int, *, quick: int) -> int:
 def examples(full: int, *, quick: int = _QUICK_EXAMPLES) -> int:
     """How many examples of Hypothesis it takes."""
     return size(full, quick=quick)
+
+
+def many_examples(full: int, *, quick: int = _QUICK_EXAMPLES) -> int:
+    """How many of a property whose examples take long: of each run others are drawn, and they add up."""
+    return examples(full, quick=quick) * (_TIMES_AS_LONG if settings.get_current_profile_name() == "long" else 1)
 
 
 def some(values: Sequence[T], *, quick: int) -> Sequence[T]:

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 from memory_machine import SIZE, MemoryMachine
-from tiers import examples
+from tiers import many_examples
 
 
 class Engine(MemoryMachine):
@@ -45,11 +45,12 @@ class Engine(MemoryMachine):
 
 
 def test_any_order_keeps_accounts_and_states(capsys) -> None:
+    """25,000 steps in the full tier, 100,000 in the long one."""
     Engine.done.clear()
-    count = examples(1000, quick=25)
+    count = many_examples(250, quick=25)
     run_state_machine_as_test(Engine, settings=settings(max_examples=count, stateful_step_count=100, deadline=None))
     with capsys.disabled():
         print(f"\nstate machine of states: {dict(Engine.done.most_common())}")
     kinds = "turns", "failures", "hits", "stateless", "swaps", "recomputed", "drafts", "kept"
-    assert count < 1000 or {kind: Engine.done[kind] for kind in kinds if Engine.done[kind] < 50} == {}
+    assert count < 250 or {kind: Engine.done[kind] for kind in kinds if Engine.done[kind] < 12} == {}
     assert Engine.done["kept"] > 0

@@ -10,7 +10,7 @@ from guessing_runner import Guessing, GuessingAndFailing, GuessingLate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from proposers import AnswerBook, speculate
-from tiers import examples
+from tiers import many_examples
 from workloads import CHATS, MixedPolicy, run_preempted_chats, run_workload
 
 from octavo_worker.engine.drafts import ModelProposer, RowTimes, Speculation, StepCosts
@@ -26,7 +26,7 @@ def test_preemptions_aborts_failures_and_chats_leave_every_token(mode: str, devi
     run_preempted_chats(mode, device, lambda seed: {"state_slots": 10 + 10 * seed, "host_state_slots": 20})
 
 
-@settings(max_examples=examples(100, quick=15), deadline=None)
+@settings(max_examples=many_examples(36, quick=15), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     usable_blocks=st.integers(6, 60),
@@ -49,7 +49,7 @@ def test_any_memory_gives_the_tokens_of_no_paging(
     run_workload(seed, usable_blocks=usable_blocks, policy=policy, device=device, **memory, **states, **CHATS)
 
 
-@settings(max_examples=examples(60, quick=10), deadline=None)
+@settings(max_examples=many_examples(24, quick=10), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     right=st.sampled_from([0.0, 0.5, 0.8, 1.0, None]),
