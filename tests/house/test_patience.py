@@ -12,6 +12,8 @@ ASKS = {"AsyncClient", "Client", "delete", "get", "post", "put", "request", "str
 
 def impatient(source: str) -> list[int]:
     """Lines on which httpx is asked and no limit is given."""
+    if "httpx." not in source:
+        return []
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from sources import ROOT, sources
+from sources import ROOT, sources, statements
 
 PRONOUNS = re.compile(r"\b(who|whoever|whom|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
 HEADLESS = ("What", "Those", "That", "Whether", "Of", "They")
@@ -41,7 +41,7 @@ def tree(path: Path) -> ast.Module:
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """Line and text of all strings that stand by themselves: docstrings of modules, classes, functions and names."""
-    for node in ast.walk(tree(path)):
+    for node in statements(tree(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
 
@@ -125,7 +125,7 @@ def test_a_public_function_says_what_it_raises() -> None:
         if {"bench", "demo_model"} & set(path.parts):
             continue
         of_class = {
-            child: node for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef) for child in node.body
+            child: node for node in statements(tree(path)) if isinstance(node, ast.ClassDef) for child in node.body
         }
         for function in public_functions(tree(path)):
             told = ast.get_docstring(function) or ""
