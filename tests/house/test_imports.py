@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from import_rules import KERNELS, ROOMS, RULES, Rule, folder_of, imported, packa
 from waiting import STALL_S
 
 ROOT = Path(__file__).parents[2]
+HEAVY = ("sympy", "torch._dynamo", "tokenizers", "pydantic", "redis")
 
 
 def test_imports_run_one_way() -> None:
@@ -141,16 +144,33 @@ print(sorted(name for name in ("torch", "transformers", "octavo_kernels") if nam
     assert done.stdout.strip() == "[]"
 
 
-def test_an_engine_starts_without_what_takes_longer_to_import_than_its_model_to_load() -> None:
+def write_phi3(folder: Path) -> dict[str, str]:
+    """Options of a model whose config.json leaves to transformers what it does not state."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0}
+    (folder / "config.json").write_text(json.dumps({"model_type": "phi3", **sizes, **heads}))
+    return {"model": str(folder), "load_format": "dummy"}
+
+
+@pytest.mark.parametrize(
+    ("write", "heavy"),
+    [
+        (lambda _: {"model": "demo"}, {"transformers", "huggingface_hub", "jinja2", *HEAVY}),
+        (write_phi3, {"transformers.modeling_utils", *HEAVY}),
+    ],
+    ids=["all stated", "by transformers"],
+)
+def test_an_engine_starts_without_what_takes_longer_to_import_than_its_model_to_load(
+    tmp_path: Path, write: Callable[[Path], dict[str, str]], heavy: set[str]
+) -> None:
     """Seconds of every start, and of every restart after a crash."""
-    heavy = ("transformers", "sympy", "torch._dynamo", "tokenizers", "huggingface_hub", "jinja2", "pydantic", "redis")
     program = f"""
 import sys
 import octavo_worker.assembly.engine_process
 from octavo_worker.contract.options import ModelOptions
 from octavo_worker.assembly.loading import load_runner
-load_runner(ModelOptions(model="demo", device="cpu", num_blocks=9, threads=1))
-print(sorted(set({heavy!r}) & sys.modules.keys()))
+load_runner(ModelOptions(device="cpu", num_blocks=9, threads=1, **{write(tmp_path)!r}))
+print(sorted({heavy!r} & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=STALL_S, check=False)
     assert done.returncode == 0, done.stderr

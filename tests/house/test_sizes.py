@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from import_rules import ROOMS, folder_of
+from sources import statements
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES_OF_A_FILE = 400
@@ -32,7 +33,7 @@ def test_no_python_function_is_longer_than_60_lines():
     lengths = {
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
         for path in tracked()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in statements(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert lengths
@@ -64,7 +65,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 74_580
+MOST_LINES_IN_ALL = 74_585
 
 
 def lines_of(room: str) -> int:

@@ -24,7 +24,10 @@ _LIGHT = (
     *("octavo.cli.app", *_COMMANDS),
     *("octavo_gateway.app", "octavo_worker.agent.supervisor", "octavo_worker.engine.process"),
 )
-_HEAVY = ("torch", "octavo_worker.assembly.engine_process", "octavo_worker.assembly.loading")
+_HEAVY = (
+    *("torch", "octavo_worker.assembly.engine_process", "octavo_worker.assembly.loading"),
+    "octavo_worker.model.library",  # of families whose config.json does not state all
+)
 
 
 class ForkServer:

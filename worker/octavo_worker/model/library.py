@@ -12,18 +12,21 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers import dynamic_module_utils as dynamic
 
 from octavo_worker.contract.files import DamagedFile, read_json
 from octavo_worker.model.checkpoint.header import Place
 from octavo_worker.model.errors import NEXT, CheckpointError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # whose import takes as long as that of all configs
 
 CODE = "auto_map"
 """The key under which a config, or one inside it, names classes in Python files of its folder or of the hub."""
@@ -65,7 +68,7 @@ def library_config(folder: Path) -> PreTrainedConfig:
 
 def drawn_model(config: PreTrainedConfig, **ways: Any) -> PreTrainedModel:
     """A model with random weights on the device of the context."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **ways)
+    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False, **ways)
     return model
 
 
