@@ -246,19 +246,16 @@ class RandomWeights:
             target.copy_(made if cut is None else cut.of(made))
 
     def quantised(self, scheme: Scheme, rows: int, depth: int) -> QuantisedWeight:
-        """Codes of equal likelihood, of FP8 normal ones, with one scale, of bfloat16 as most checkpoints' are, so that
-        the values have the deviation of all others. Their mean is 0: else a decoder's rows become alike layer by layer,
-        and choose the same experts."""
-        device = self.generator.device
-        codes = torch.empty(rows, depth // PER_BYTE[scheme.codes], dtype=torch.uint8, device=device)
+        """Codes of equal likelihood, of FP8 normal ones, with one scale, of bfloat16 as most checkpoints' are: with the
+        deviation of all others and a mean of 0, without which a decoder's rows would choose the same experts."""
+        codes = torch.empty(rows, depth // PER_BYTE[scheme.codes], dtype=torch.uint8, device=self.generator.device)
         for some in codes.split(PIECE):  # float32 is four times as large
             if scheme.codes is Codes.FP8:
-                made = torch.empty(some.shape, device=device).normal_(generator=self.generator)
+                made = torch.empty(some.shape, device=codes.device).normal_(generator=self.generator)
                 some.copy_(made.to(torch.float8_e4m3fn).view(torch.uint8))
-            elif scheme.codes is Codes.INT4:  # -8 has no counterpart
-                made = torch.empty((2, *some.shape), dtype=torch.uint8, device=device)
-                low, high = made.random_(1, 16, generator=self.generator)
-                some.copy_(low + 16 * high)
+            elif scheme.codes is Codes.INT4:  # two from 1 to 15, as -8 has no counterpart
+                some.random_(0, 225, generator=self.generator)
+                some.copy_(some // 15 * 16 + some % 15 + 17)
             else:
                 some.random_(0, 256, generator=self.generator)
         codes = codes.view(DTYPES[scheme.codes])
