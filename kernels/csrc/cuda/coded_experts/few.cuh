@@ -181,6 +181,8 @@ struct CodedFewBlock : FewBlock<T> {
     }
   }
 
+  __device__ bool adds_up(int turn) const { return turn % kFewWarps == warp; }
+
   // Adds up the warps' sums of a unit, as FewBlock::add_up: of each strip's rows lane / 4 and lane / 4 + 8 a lane of one warp
   // gets the columns lane % 4 * 2 and the next.
   template <class Finish>
@@ -190,7 +192,7 @@ struct CodedFewBlock : FewBlock<T> {
     for (int s = 0; s < kStrips; ++s)
       partial[(s * kFewWarps + warp) * 32 + lane] = make_float4(sums[s][0], sums[s][1], sums[s][2], sums[s][3]);
     barrier_sync(1, kFewWarps * 32);
-    if (turn % kFewWarps != warp) return;
+    if (!adds_up(turn)) return;
     float4 all[kStrips];
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) {

@@ -33,18 +33,28 @@ struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1, Scale> {
       }
   }
 
+  // Of outputs lane / 4 and lane / 4 + 8. They come from memory, so they are asked for before a unit is multiplied.
+  using Biases = T[2];
+  __device__ void load(Biases& biases, const Hit& hit, int slice) const {
+    const int64_t column = int64_t(hit.expert) * a.matrix.columns + slice * kStripRows + lane / 4;
+    const T* from = static_cast<const T*>(a.matrix.bias) + column;
+    biases[0] = from[0], biases[1] = from[8];
+  }
+
   __device__ void compute() {
     int turn = 0;
     for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x) {
       for (int h = 0; h < *lists.count; ++h) {
         const Hit hit = lists.hits[h];
+        Biases biases = {};
+        if (a.matrix.bias && Base::adds_up(turn)) load(biases, hit, slice);
         typename Base::Sums products = {};
         Base::multiply([&](int row) { return static_cast<const T*>(a.x) + (hit.begin + row) * a.x_stride; },
                        hit.end - hit.begin, a.matrix.depth, products);
         Base::add_up(products, turn++, [&](const float4(&all)[1]) {
           const int place = hit.begin + lane % 4 * 2, output = lane / 4;
-          add_to_row(hit, slice, place, output, all[0].x), add_to_row(hit, slice, place + 1, output, all[0].y);
-          add_to_row(hit, slice, place, output + 8, all[0].z), add_to_row(hit, slice, place + 1, output + 8, all[0].w);
+          add_to_row(hit, place, output, all[0].x, biases[0]), add_to_row(hit, place + 1, output, all[0].y, biases[0]);
+          add_to_row(hit, place, output + 8, all[0].z, biases[1]), add_to_row(hit, place + 1, output + 8, all[0].w, biases[1]);
         });
       }
       barrier_sync(1, kFewWarps * 32);
@@ -54,12 +64,9 @@ struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1, Scale> {
   }
 
   // A row's term is rounded as if it were stored.
-  __device__ void add_to_row(const Hit& hit, int slice, int place, int output, float product) const {
+  __device__ void add_to_row(const Hit& hit, int place, int output, float product, T bias) const {
     if (place >= hit.end) return;
-    if (a.matrix.bias) {
-      const int64_t column = int64_t(hit.expert) * a.matrix.columns + slice * kStripRows + output;
-      product += to_float(static_cast<const T*>(a.matrix.bias)[column]);
-    }
+    if (a.matrix.bias) product += to_float(bias);
     float& sum = sums[lists.sources[place] * kStripRows + output];
     sum = __fmaf_rn(lists.weights[place], to_float(from_float<T>(product)), sum);
   }
