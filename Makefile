@@ -11,8 +11,8 @@ INSTALLED := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE
 KERNELS := $(shell find kernels -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.cu*' -o -name '*.py' -o -name '*.t*ml' -o -name 'CMakeLists.txt' \))
 
-# What computes shares the cores, and what waits runs beside it: of the full tier more does.
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# What computes shares the cores, and what waits runs beside it.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install demo test test-full compiled lint style types quick full bench kernels clean
 help:
@@ -48,10 +48,10 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 quick: $(INSTALLED)
-	$(PYTEST) -n 4 $(ARGS)
+	$(PYTEST) $(ARGS)
 
 full: $(INSTALLED)
-	$(PYTEST) -n 5 --tier full $(ARGS)
+	$(PYTEST) --tier full $(ARGS)
 
 # After a change of CUDA sources: compiles them all, runs what can run without a GPU, and records that. Needs nvcc.
 compiled: $(INSTALLED)

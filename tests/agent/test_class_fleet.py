@@ -12,7 +12,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from queue_client import VOCABULARY, Queue, expected, known_queue
-from tiers import examples
+from tiers import many_examples
 
 from octavo.terms.messages import JobStatus
 from octavo_worker.contract.messages import BeamOptions
@@ -131,7 +131,7 @@ def test_the_machine(redis_sync: redis.Redis) -> None:
         connection = redis_sync
 
     # to shrink takes minutes
-    options = settings(max_examples=examples(12, quick=4), stateful_step_count=25, phases=[Phase.generate])
+    options = settings(max_examples=many_examples(6, quick=3), stateful_step_count=25, phases=[Phase.generate])
     run_state_machine_as_test(Machine, settings=options)
 
 

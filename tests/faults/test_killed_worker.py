@@ -44,7 +44,7 @@ KINDS: dict[str, Kind] = {
     "cpu-few": Kind(DRAFTS, jobs=50),
     "cpu": Kind({"device": "cpu"}),
     "cpu-int8": Kind({"device": "cpu", "kv_dtype": "int8"}, jobs=100),
-    "cpu-drafts": Kind(DRAFTS, times_as_long=2),
+    "cpu-drafts": Kind(DRAFTS, jobs=100, times_as_long=2),
     "cpu-states": Kind({"device": "cpu"}, times_as_long=2, has_states=True),
     "cuda": Kind({"device": "cuda"}, times_as_long=8),
     "cuda-drafts": Kind({"device": "cuda", "speculate": "suffix"}, times_as_long=8),

@@ -93,7 +93,7 @@ def test_a_worker_is_killed_by_its_button_and_the_text_is_the_same(page: Page, s
         page.press("Kill", within="#victim")
         others += crowd(client)
         page.press("Kill", within="dialog.ask")
-        page.wait("document.querySelector('ol.moves').textContent.includes('takeover')")
+        page.wait("document.querySelector('ol.moves')?.textContent.includes('takeover')")
         for other in others:
             other.cancel()
         page.wait("document.querySelector('#stream-state').textContent.includes('completed')")

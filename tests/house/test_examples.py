@@ -92,17 +92,17 @@ def test_the_tutorial_ends_with_a_resumed_stream_and_kept_stories(up: Up, tmp_pa
         said = run_all(running, examples)
         if NODE:
             visited = json.loads(running.command("the page", page_of(tmp_path), ORIGIN=f"http://{running.own}"))
-            assert (visited["seen"], visited["same"]) == (300, True)
-            assert 20 <= visited["left"] < 300
+            assert visited["same"]
+            assert 20 <= visited["left"] < visited["seen"] <= 300  # a story may end by itself
         begun, *_ = [text for number, text in said.items() if "Last-Event-ID" in examples[number - 1].source]
         whole = (tmp_path / "whole.txt").read_text()
     rest = events_of(begun)[6:]
     assert rest[0][0] > 4
     offsets = [offset for offset, _ in events_of(whole)]
     assert offsets == sorted(set(offsets))
-    assert offsets[-1] == 300
     assert whole.rstrip().endswith("data: completed")
-    assert "".join(text for _, text in events_of(whole)).strip() in (tmp_path / "stories.txt").read_text()
+    kept = (tmp_path / "stories.txt").read_text().split("\n---\n")
+    assert "".join(text for _, text in events_of(whole)).strip() in kept
 
 
 def page_of(folder: Path) -> list[str]:

@@ -26,7 +26,7 @@ def test_preemptions_aborts_failures_and_chats_leave_every_token(mode: str, devi
     run_preempted_chats(mode, device, lambda seed: {"state_slots": 10 + 10 * seed, "host_state_slots": 20})
 
 
-@settings(max_examples=many_examples(36, quick=15), deadline=None)
+@settings(max_examples=many_examples(24, quick=12), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     usable_blocks=st.integers(6, 60),
@@ -49,7 +49,7 @@ def test_any_memory_gives_the_tokens_of_no_paging(
     run_workload(seed, usable_blocks=usable_blocks, policy=policy, device=device, **memory, **states, **CHATS)
 
 
-@settings(max_examples=many_examples(24, quick=10), deadline=None)
+@settings(max_examples=many_examples(16, quick=8), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     right=st.sampled_from([0.0, 0.5, 0.8, 1.0, None]),

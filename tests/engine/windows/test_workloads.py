@@ -33,7 +33,7 @@ def test_preemptions_aborts_failures_and_chats_leave_every_token(mode: str, devi
     run_preempted_chats(mode, device, lambda seed: {"window_blocks": 14 + 5 * seed, **windows})
 
 
-@settings(max_examples=many_examples(36, quick=12), deadline=None)
+@settings(max_examples=many_examples(24, quick=10), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     usable_blocks=st.integers(6, 60),
@@ -58,7 +58,7 @@ def test_any_memory_gives_the_tokens_of_no_paging(
     run_workload(seed, policy=policy, device=device, **sizes, **memory, **CHATS)
 
 
-@settings(max_examples=many_examples(36, quick=12), deadline=None)
+@settings(max_examples=many_examples(24, quick=10), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     for_one=st.integers(6, 40),
@@ -83,7 +83,7 @@ def test_any_memory_that_groups_share_gives_the_same_tokens(
     run_workload(seed, policy=policy, device=device, **sizes, **memory, **CHATS)
 
 
-@settings(max_examples=many_examples(24, quick=8), deadline=None)
+@settings(max_examples=many_examples(16, quick=8), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     right=st.sampled_from([0.0, 0.5, 0.8, 1.0, None]),
