@@ -35,19 +35,19 @@ struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
       const Unit u = unit(i);
       if (a.matrix.bias && lane < 2) prefetch_biases(u, lane);
       const int64_t first_strip = int64_t(u.hit.expert) * strips.own;
-      // Of an odd number of strips without a gate the last comes twice, and what the second makes goes nowhere.
-      Base::bring(
-          [&](int half) {
-            return first_strip + (has_gate ? u.slice + half * (strips.own / 2) : min(2 * u.slice + half, strips.own - 1));
-          },
-          policy);
+      Base::bring([&](int half) { return first_strip + strip_of(u, half); }, policy);
     }
+  }
+
+  // Of an odd number of strips without a gate the last comes twice, and what the second makes goes nowhere.
+  __device__ int strip_of(const Unit& u, int half) const {
+    return has_gate ? u.slice + half * (strips.own / 2) : min(2 * u.slice + half, strips.own - 1);
   }
 
   // Biases of a strip, which are wanted once its sums are there, come into the L2 meanwhile. There are no registers to hold them.
   __device__ void prefetch_biases(const Unit& u, int half) const {
-    const int column = has_gate ? u.slice * kStripRows + half * width() : min(2 * u.slice + half, strips.own - 1) * kStripRows;
-    const T* from = static_cast<const T*>(a.matrix.bias) + int64_t(u.hit.expert) * a.matrix.columns + column;
+    const int64_t column = int64_t(u.hit.expert) * a.matrix.columns + strip_of(u, half) * kStripRows;
+    const T* from = static_cast<const T*>(a.matrix.bias) + column;
     prefetch_bulk(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) & ~uintptr_t(15)), kStripRows * sizeof(T));
   }
 
