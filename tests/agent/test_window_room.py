@@ -148,8 +148,8 @@ def test_a_worker_leaves_to_others_what_its_windows_do_not_hold(
     jobs = [queue.submit(seed=seed, sampling={"max_tokens": 4000, "ignore_eos": True}) for seed in range(12)]
 
     def has_grown() -> bool:
-        stats = worker.info().stats
-        return stats.running >= 5 and stats.used_windows >= 15
+        info = worker.info()
+        return info is not None and info.stats.running >= 5 and info.stats.used_windows >= 15
 
     eventually(has_grown)
     states = [state for (state,) in queue.fields(jobs, "st")]

@@ -20,7 +20,8 @@ def impatient(source: str) -> list[int]:
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and isinstance(node.func.value, ast.Name)
-        and (node.func.value.id, node.func.attr in ASKS) == ("httpx", True)
+        and node.func.value.id == "httpx"
+        and node.func.attr in ASKS
         and all(keyword.arg != "timeout" for keyword in node.keywords)
     ]
 
