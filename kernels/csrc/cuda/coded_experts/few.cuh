@@ -1,13 +1,15 @@
 // Products of experts of codes with up to eight rows of a step: how weights flow.
 //
 // A unit is a strip of one expert's matrix (codes.cuh), or, of the first product, one of each half. One warp copies units into a
-// ring, eight bricks of the depth at a time; eight warps have a brick each, and one of them adds up what they have. As in
-// experts/few.cuh the weights are the sixteen rows of `mma`, rows of x its eight columns. Sums of the codes are those of tensor
-// cores, a group at a time, times the group's scale in float32: no weight is rounded. An element's sum is in one order, whatever
-// other rows there are.
+// ring, eight bricks of the depth at a time and what rows of x have there; eight warps have a brick each, and one of them adds up
+// what they have. As in experts/few.cuh the weights are the sixteen rows of `mma`, rows of x its eight columns. Sums of the codes
+// are those of tensor cores, a group at a time, times the group's scale in float32: no weight is rounded. Short scales of
+// four-bit floats multiply the weights instead, which takes fewer instructions; those of MXFP4, powers of two, round none. An
+// element's sum is in one order, whatever other rows there are.
 #pragma once
 
 #include "coded_experts/checks.h"
+#include "coded_experts/paired.cuh"
 #include "experts/few.cuh"
 
 namespace octavo {
@@ -16,26 +18,28 @@ constexpr int kPieceBricks = kFewWarps;
 template <int groups>
 constexpr int kFewBlocks = groups > 4 ? 1 : 2;  // on a multiprocessor: eight scales of a row take registers
 
-// Bytes of a piece in the ring.
+// Bytes of a piece in the ring: codes, scales and zero points, and behind them rows of x.
 template <Codes kind, int groups, int strips, class Scale>
 struct PieceOf {
   static constexpr int kScales = groups * kPieceBricks;  // of a row, at most
   static constexpr int kCodes = kPieceBricks * kBrickBytes;
   static constexpr int kScalesAt = strips * kCodes, kZerosAt = kScalesAt + strips * kScales * kStripRows * int(sizeof(Scale));
-  static constexpr int kBytes = kZerosAt + strips * kScales * kStripRows;
-  static_assert(kBytes % 16 == 0);
+  static constexpr int kRowsAt = kZerosAt + strips * kScales * kStripRows;
+  static constexpr int kRowBytes = kPieceBricks * brick_depth(kind) * 2 + 16;  // two rows begin in different banks
+  static_assert(kRowsAt % 16 == 0);
 };
 template <int strips>
 constexpr int kSumsBytes = kPartialBytes * strips;
 
 // `sums`: bytes of the rows' sums.
 template <class Piece, int strips>
-inline FewCut cut_codes(int experts, int slices, int pairs, int sums) {
+inline FewCut cut_codes(int experts, int slices, int rows, int chosen, int sums) {
   FewCut cut{};
   cut.slices = slices;
-  cut_lists(cut, kPartialAt + kSumsBytes<strips>, experts, pairs, sums);
-  cut.slots = std::max(2, std::min(kMostFewSlots, (kBlockBytes - cut.ring_at) / Piece::kBytes));
-  cut.bytes = cut.ring_at + cut.slots * Piece::kBytes;
+  cut_lists(cut, kPartialAt + kSumsBytes<strips>, experts, rows * chosen, sums);
+  cut.pitch = Piece::kRowsAt + rows * Piece::kRowBytes;
+  cut.slots = std::max(2, std::min(kMostFewSlots, (kBlockBytes - cut.ring_at) / cut.pitch));
+  cut.bytes = cut.ring_at + cut.slots * cut.pitch;
   return cut;
 }
 
@@ -49,135 +53,205 @@ struct CodedFewBlock : FewBlock<T> {
   using U = Unpack<T, kKind>;
   using Sums = float[kStrips][4];
   static constexpr int kDepth = brick_depth(kKind), kSteps = brick_steps(kKind), kGroupSteps = kSteps / kGroups;
-  static constexpr int kWindowsOfBrick = kDepth / kWindow;  // two steps each
+  static constexpr bool kIsPaired = is_float(kKind) && std::is_same_v<T, bf16>;
+  static constexpr bool kIsScaled = kIsPaired && kKind == Codes::fp4 && std::is_same_v<Scale, ShortScale>;
+  using P = Paired<bf16, kIsPaired ? kKind : Codes::fp4, false>;
+  using Factor = std::conditional_t<kIsScaled, uint32_t, float>;  // of a row and group: prepared for weights, or of sums
 
-  const ExpertStrips<Scale> strips;
+  const ExpertStrips<Scale>& strips;
 
   __device__ CodedFewBlock(char* memory, const FewCut& how, const ExpertStrips<Scale>& all) : Base(memory, how), strips(all) {}
 
+  // Place of a slot of the ring.
+  __device__ int slot_at(int i) const { return cut.ring_at + i * cut.pitch; }
+
   __device__ int group_of(int brick) const { return kGroups > 1 ? brick * kGroups : brick >> strips.shift; }
 
-  // The warp that copies brings the unit of these strips; lanes copy side by side.
-  template <class StripAt>
-  __device__ void bring(StripAt&& strip_at, uint64_t policy) {
-    const int kind = lane / kStrips;
-    const int64_t strip = strip_at(lane % kStrips);
-    const bool has_zeros = strips.zeros != nullptr;
-    for (int brick = 0; brick < strips.bricks; brick += kPieceBricks) {
-      const int count = min(kPieceBricks, strips.bricks - brick), group = group_of(brick);
-      const int last = kGroups > 1 ? group + count * kGroups : group_of(brick + count - 1) + 1;
-      const int scales = (last - group) * kStripRows;
-      barrier_wait(Base::empty(), parity ^ 1);
-      if (lane == 0)
-        barrier_expect(Base::full(), kStrips * (count * kBrickBytes + scales * (int(sizeof(Scale)) + int(has_zeros))));
-      __syncwarp();
-      const uint32_t to = base + cut.ring_at + slot * Piece::kBytes;
-      const int own = lane % kStrips;
-      if (kind == 0) copy_bulk(to + own * Piece::kCodes, strips.codes_of(strip, brick), count * kBrickBytes, Base::full(), policy);
-      if (kind == 1)
-        copy_bulk(to + Piece::kScalesAt + own * Piece::kScales * kStripRows * sizeof(Scale), strips.scales_of(strip, group),
-                  scales * sizeof(Scale), Base::full(), policy);
-      if (kind == 2 && has_zeros)
-        copy_bulk(to + Piece::kZerosAt + own * Piece::kScales * kStripRows, strips.zeros_of(strip, group), scales, Base::full(),
-                  policy);
-      Base::advance();
-    }
+  // A piece of the units that the warp that copies goes through.
+  struct Place {
+    Unit unit;
+    int index = 0, brick = 0;
+  };
+  template <class Block>
+  __device__ void enter(Place& place, const Block& block) const {
+    place.unit = block.unit(place.index), place.brick = 0;
+    block.prefetch(place.unit);
+  }
+  template <class Block>
+  __device__ void go_on(Place& place, const Block& block, int units) const {
+    if ((place.brick += kPieceBricks) < strips.bricks) return;
+    if (++place.index < units) enter(place, block);
   }
 
-  // This warp's brick of a piece, as it comes out of the ring.
-  struct Brick {
-    uint4 codes[kStrips][2];
-    float scales[kStrips][kGroups][2];
-    uint32_t zeros[kStrips][kGroups][2];
-  };
-  __device__ void read(Brick& to, int first) const {
-    const char* from = shared + cut.ring_at + slot * Piece::kBytes;
-    const int group = group_of(first + warp) - group_of(first);
-#pragma unroll
-    for (int s = 0; s < kStrips; ++s) {
-      const uint4* codes = reinterpret_cast<const uint4*>(from + s * Piece::kCodes + warp * kBrickBytes);
-      to.codes[s][0] = codes[lane], to.codes[s][1] = codes[32 + lane];
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int at = (s * Piece::kScales + group + g) * kStripRows + half * 8 + lane / 4;
-          to.scales[s][g][half] = to_float(reinterpret_cast<const Scale*>(from + Piece::kScalesAt)[at]);
-          to.zeros[s][g][half] = 0;
-          if (!is_float(kKind) && strips.zeros)
-            to.zeros[s][g][half] = reinterpret_cast<const uint8_t*>(from + Piece::kZerosAt)[at];
-        }
+  // The warp that copies, through so many units of `block`, which is this one: weights as far ahead as the ring has room, and
+  // their rows of x once the previous kernel has made these.
+  template <class Block>
+  __device__ void bring_units(const Block& block, int units, int depth) {
+    if (units == 0) return;
+    const uint64_t policy = read_once_policy();
+    const int ahead = min(cut.slots, units * ((strips.bricks + kPieceBricks - 1) / kPieceBricks));
+    Place place;
+    enter(place, block);
+    Place behind = place;
+    for (int i = 0; i < ahead; ++i) bring_weights(place, block, depth, policy), go_on(place, block, units);
+    wait_for_previous_kernel();
+    for (int i = 0; i < ahead; ++i) bring_rows(behind, block, depth, i), go_on(behind, block, units);
+    while (place.index < units) {
+      const int own = slot;
+      bring_weights(place, block, depth, policy);
+      bring_rows(place, block, depth, own);
+      go_on(place, block, units);
     }
   }
-  // As FewBlock::leave: something of each load is known before the slot is given back.
-  __device__ void leave(const Brick& brick) const {
-    uint32_t loaded = 0;
+  // Columns of x that belong to a piece.
+  __device__ int columns_of(const Place& place, int depth) const {
+    return min(kPieceBricks * kDepth, depth - place.brick * kDepth);
+  }
+  // Lanes copy side by side.
+  template <class Block>
+  __device__ void bring_weights(const Place& place, const Block& block, int depth, uint64_t policy) {
+    const int kind = lane / kStrips, own = lane % kStrips, brick = place.brick;
+    const int64_t strip = block.strip_of(place.unit, own);
+    const bool has_zeros = strips.zeros != nullptr;
+    const int count = min(kPieceBricks, strips.bricks - brick), group = group_of(brick);
+    const int last = kGroups > 1 ? group + count * kGroups : group_of(brick + count - 1) + 1;
+    const int scales = (last - group) * kStripRows, rows = place.unit.hit.end - place.unit.hit.begin;
+    barrier_wait(Base::empty(), parity ^ 1);
+    if (lane == 0)
+      barrier_expect(Base::full(), kStrips * (count * kBrickBytes + scales * (int(sizeof(Scale)) + int(has_zeros))) +
+                                       rows * columns_of(place, depth) * int(sizeof(T)));
+    __syncwarp();
+    const uint32_t to = base + slot_at(slot);
+    if (kind == 0) copy_bulk(to + own * Piece::kCodes, strips.codes_of(strip, brick), count * kBrickBytes, Base::full(), policy);
+    if (kind == 1)
+      copy_bulk(to + Piece::kScalesAt + own * Piece::kScales * kStripRows * sizeof(Scale), strips.scales_of(strip, group),
+                scales * sizeof(Scale), Base::full(), policy);
+    if (kind == 2 && has_zeros)
+      copy_bulk(to + Piece::kZerosAt + own * Piece::kScales * kStripRows, strips.zeros_of(strip, group), scales, Base::full(),
+                policy);
+    Base::advance();
+  }
+  template <class Block>
+  __device__ void bring_rows(const Place& place, const Block& block, int depth, int to_slot) const {
+    if (lane >= place.unit.hit.end - place.unit.hit.begin) return;
+    const uint32_t to = base + slot_at(to_slot) + Piece::kRowsAt + lane * Piece::kRowBytes;
+    copy_bulk(to, block.row_of(place.unit, lane) + place.brick * kDepth, columns_of(place, depth) * sizeof(T), base + 8 * to_slot);
+  }
+
+  // This warp's brick of a piece: a lane's places in the ring.
+  struct Brick {
+    const uint4* codes;
+    const Scale* scales;
+    const uint8_t* zeros;
+    const uint32_t* x;
+  };
+  // Lanes without a row take the first one; sums of theirs are nobody's.
+  __device__ Brick brick_at(int first, int rows) const {
+    const char* from = shared + slot_at(slot);
+    const int group = group_of(first + warp) - group_of(first), scale = group * kStripRows + lane / 4;
+    return {reinterpret_cast<const uint4*>(from + warp * kBrickBytes) + lane,
+            reinterpret_cast<const Scale*>(from + Piece::kScalesAt) + scale,
+            reinterpret_cast<const uint8_t*>(from + Piece::kZerosAt) + scale, row_at(lane / 4 < rows ? lane / 4 : 0) + lane % 4};
+  }
+  // Of x, the words that meet this warp's brick.
+  __device__ uint32_t* row_at(int row) const {
+    return reinterpret_cast<uint32_t*>(shared + slot_at(slot) + Piece::kRowsAt + row * Piece::kRowBytes) + warp * (kDepth / 2);
+  }
+  // Zeros where rows have ended.
+  __device__ void clear_behind(int columns, int rows) const {
+    if (columns >= kDepth) return;
+    for (int row = 0; row < rows; ++row)
+      for (int i = columns / 2 + lane; i < kDepth / 2; i += 32) row_at(row)[i] = 0;
+    fence_bulk();
+    __syncwarp();
+  }
+  // Of rows lane / 4 and lane / 4 + 8 of a strip in a group.
+  struct Factors {
+    Factor low, high;
+    uint32_t low_zero, high_zero;  // prepared for Unpack
+  };
+  __device__ Factors factors_of(const Brick& brick, int s, int g) const {
+    const int at = (s * Piece::kScales + g) * kStripRows;
+    Factors factors{factor_of(brick.scales[at]), factor_of(brick.scales[at + 8]), U::zero(), U::zero()};
+    if (!is_float(kKind) && strips.zeros)
+      factors.low_zero = U::zero(brick.zeros[at]), factors.high_zero = U::zero(brick.zeros[at + 8]);
+    return factors;
+  }
+  __device__ static Factor factor_of(Scale scale) {
+    if constexpr (kIsScaled) return typename P::Row(scale, 0).scale;
+    else return to_float(scale);
+  }
+  // As FewBlock::leave: sums are known, and so what they are made of has been read, before the slot is given back.
+  __device__ void leave(const Sums& sums) const {
+    uint32_t known = 0;
 #pragma unroll
-    for (int s = 0; s < kStrips; ++s) {
-      loaded |= brick.codes[s][0].x | brick.codes[s][1].x;
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) loaded |= __float_as_uint(brick.scales[s][g][half]) | brick.zeros[s][g][half];
-    }
+    for (int s = 0; s < kStrips; ++s) known |= __float_as_uint(sums[s][0]) | __float_as_uint(sums[s][2]);  // of both scales
     const uint32_t nothing = gridDim.y - 1;
-    const uint32_t barrier = Base::empty() + 8 * __any_sync(kAll, (loaded & nothing) != 0);
+    const uint32_t barrier = Base::empty() + 8 * __any_sync(kAll, (known & nothing) != 0);
     __syncwarp();
     if (lane == 0) barrier_arrive_once(barrier);
   }
 
-  // A warp that multiplies: sums of a unit with the rows of x at `x_at(i)`, of which there are `rows`, eight at most.
-  template <class XAt>
-  __device__ void multiply(XAt&& x_at, int rows, int depth, Sums& sums) {
-    const int row = lane / 4;
-    const T* x_row = row < rows ? x_at(row) : nullptr;
+  // A warp that multiplies: sums of a unit with its rows of x, eight at most.
+  __device__ void multiply(int rows, int depth, Sums& sums) {
     for (int first = 0; first < strips.bricks; first += kPieceBricks) {
-      const int begin = (first + warp) * kDepth;
-      const bool is_mine = first + warp < strips.bricks;
-      uint4 x[kWindowsOfBrick];
-#pragma unroll
-      for (int i = 0; i < kWindowsOfBrick; ++i) {
-        const int column = begin + i * kWindow + lane % 4 * 8;
-        x[i] = x_row && is_mine && column < depth ? __ldcg(reinterpret_cast<const uint4*>(x_row + column)) : make_uint4(0, 0, 0, 0);
-      }
-      Brick brick{};
       barrier_wait(Base::full(), parity);
-      if (is_mine) read(brick, first);
-      leave(brick);
-      if (is_mine) add(brick, x, sums);
+      if (first + warp < strips.bricks) {
+        clear_behind(depth - (first + warp) * kDepth, rows);
+        add(brick_at(first, rows), sums);
+      }
+      leave(sums);
       Base::advance();
     }
+    if constexpr (kIsPaired) {
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s)
+#pragma unroll
+        for (float& sum : sums[s]) sum *= P::kLift;
+    }
   }
-  // A brick's products. Four lanes have eights of a window of x, of which `mma` wants pairs.
-  __device__ void add(const Brick& brick, const uint4 (&x)[kWindowsOfBrick], Sums& sums) const {
+  // A brick's products.
+  __device__ void add(const Brick& brick, Sums& sums) const {
+    const typename P::View view(false, gridDim.y);  // which is 1
+    uint4 codes[kStrips];
+    Factors factors[kStrips];
     float products[kStrips][4];
-    uint32_t words[4];
+    uint32_t weights[4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int g = step / kGroupSteps;
-      if (step % 2 == 0) {
-        words[0] = x[step / 2].x, words[1] = x[step / 2].y, words[2] = x[step / 2].z, words[3] = x[step / 2].w;
-        transpose_quad(words);
-      }
+      const uint32_t low = brick.x[8 * step], high = brick.x[8 * step + 4];
 #pragma unroll
       for (int s = 0; s < kStrips; ++s) {
+        if (step % (kSteps / 2) == 0) codes[s] = brick.codes[s * (Piece::kCodes / 16) + step / (kSteps / 2) * 32];
         if (step % kGroupSteps == 0) {
+          factors[s] = factors_of(brick, s, step / kGroupSteps);
 #pragma unroll
           for (float& p : products[s]) p = 0.0f;
         }
-        const uint4& raw = brick.codes[s][step / (kSteps / 2)];
-        const uint32_t codes[4] = {raw.x, raw.y, raw.z, raw.w};
-        const bool has_zeros = !is_float(kKind) && strips.zeros != nullptr;
-        const uint32_t low = has_zeros ? U::zero(brick.zeros[s][g][0]) : U::zero();
-        const uint32_t high = has_zeros ? U::zero(brick.zeros[s][g][1]) : U::zero();
-        uint32_t operand[4];
-        U::step(codes + step % (kSteps / 2) * step_words(kKind), low, high, operand);
-        mma<T>(products[s], operand, words[step % 2 * 2], words[step % 2 * 2 + 1]);
-        if (step % kGroupSteps == kGroupSteps - 1) {
+        unpack(weights, view, codes[s], factors[s], step % (kSteps / 2) * step_words(kKind));
+        if constexpr (kIsScaled) {
+          mma<T>(sums[s], weights, low, high);
+        } else {
+          mma<T>(products[s], weights, low, high);
+          if (step % kGroupSteps == kGroupSteps - 1) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) sums[s][i] = __fmaf_rn(products[s][i], brick.scales[s][g][i / 2], sums[s][i]);
+            for (int i = 0; i < 4; ++i)
+              sums[s][i] = __fmaf_rn(products[s][i], i < 2 ? factors[s].low : factors[s].high, sums[s][i]);
+          }
         }
       }
+    }
+  }
+  // A step's weights, whose codes begin with this word.
+  __device__ static void unpack(uint32_t (&weights)[4], const typename P::View& view, const uint4& raw, const Factors& factors,
+                                int word) {
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    if constexpr (kIsPaired) {
+      typename P::Row low(bf16(1.0f), 0), high = low;
+      if constexpr (kIsScaled) low.scale = factors.low, high.scale = factors.high;
+      P::step(view, words + word, words + word, low, high, weights);
+    } else {
+      U::step(words + word, factors.low_zero, factors.high_zero, weights);
     }
   }
 

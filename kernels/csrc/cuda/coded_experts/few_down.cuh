@@ -24,14 +24,19 @@ struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1, Scale> {
     for (int i = threadIdx.x; i < a.rows * kStripRows; i += kFewThreads) sums[i] = 0.0f;
   }
 
-  __device__ void copy() {
-    const uint64_t policy = read_once_policy();
-    for (int slice = blockIdx.x; slice < cut.slices; slice += gridDim.x)
-      for (int h = 0; h < *lists.count; ++h) {
-        const int64_t strip = int64_t(lists.hits[h].expert) * strips.own + slice;
-        Base::bring([&](int) { return strip; }, policy);
-      }
+  // This block's slices, of each the experts hit.
+  __device__ Unit unit(int i) const {
+    return {lists.hits[i % *lists.count], int(blockIdx.x) + i / *lists.count * int(gridDim.x)};
   }
+  __device__ void copy() {
+    const int slices = (cut.slices - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
+    Base::bring_units(*this, slices * *lists.count, a.matrix.depth);
+  }
+  __device__ int64_t strip_of(const Unit& u, int) const { return int64_t(u.hit.expert) * strips.own + u.slice; }
+  __device__ const T* row_of(const Unit& u, int row) const {
+    return static_cast<const T*>(a.x) + (u.hit.begin + row) * a.x_stride;
+  }
+  __device__ void prefetch(const Unit&) const {}
 
   // Of outputs lane / 4 and lane / 4 + 8. They come from memory, so they are asked for before a unit is multiplied.
   using Biases = T[2];
@@ -49,8 +54,7 @@ struct DownBlock : CodedFewBlock<T, kKind, kGroups, 1, Scale> {
         Biases biases = {};
         if (a.matrix.bias && Base::adds_up(turn)) load(biases, hit, slice);
         typename Base::Sums products = {};
-        Base::multiply([&](int row) { return static_cast<const T*>(a.x) + (hit.begin + row) * a.x_stride; },
-                       hit.end - hit.begin, a.matrix.depth, products);
+        Base::multiply(hit.end - hit.begin, a.matrix.depth, products);
         Base::add_up(products, turn++, [&](const float4(&all)[1]) {
           const int place = hit.begin + lane % 4 * 2, output = lane / 4;
           add_to_row(hit, place, output, all[0].x, biases[0]), add_to_row(hit, place + 1, output, all[0].y, biases[0]);
@@ -105,7 +109,7 @@ __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
 template <Codes kind, int groups, class Scale>
 cudaError_t launch_down_few(const CodedExpertsDownArgs& a, const Device& device, cudaStream_t stream) {
   const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
-  const FewCut cut = cut_codes<PieceOf<kind, groups, 1, Scale>, 1>(a.matrix.experts, strips.own, a.rows * a.chosen,
+  const FewCut cut = cut_codes<PieceOf<kind, groups, 1, Scale>, 1>(a.matrix.experts, strips.own, a.rows, a.chosen,
                                                             a.rows * kStripRows * 4);
   const Launch how{dim3(std::min(strips.own, kFewBlocks<groups> * device.multiprocessors)), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {

@@ -16,52 +16,47 @@ struct UpBlock : CodedFewBlock<T, kKind, kGroups, 2, Scale> {
   using Base::cut, Base::lane, Base::strips;
   const CodedExpertsUpArgs& a;
   const FewLists lists;
-  const bool has_gate;
   int first, last;  // of the units
 
   __device__ UpBlock(const CodedExpertsUpArgs& args, const FewCut& how, const ExpertStrips<Scale>& all, char* memory)
-      : Base(memory, how, all), a(args), lists(memory, how), has_gate(is_gate(args.activation)) {}
+      : Base(memory, how, all), a(args), lists(memory, how) {}
 
-  __device__ int width() const { return has_gate ? a.matrix.columns / 2 : a.matrix.columns; }
+  __device__ bool has_gate() const { return is_gate(a.activation); }
+  __device__ int width() const { return has_gate() ? a.matrix.columns / 2 : a.matrix.columns; }
   __device__ void share_out() {
     const int64_t units = int64_t(*lists.count) * cut.slices;
     first = int(units * blockIdx.x / gridDim.x), last = int(units * (blockIdx.x + 1) / gridDim.x);
   }
-  __device__ Unit unit(int i) const { return {lists.hits[i / cut.slices], i % cut.slices}; }
-
-  __device__ void copy() {
-    const uint64_t policy = read_once_policy();
-    for (int i = first; i < last; ++i) {
-      const Unit u = unit(i);
-      if (a.matrix.bias && lane < 2) prefetch_biases(u, lane);
-      const int64_t first_strip = int64_t(u.hit.expert) * strips.own;
-      Base::bring([&](int half) { return first_strip + strip_of(u, half); }, policy);
-    }
+  // The i-th of this block.
+  __device__ Unit unit(int i) const { return {lists.hits[(first + i) / cut.slices], (first + i) % cut.slices}; }
+  __device__ void copy() { Base::bring_units(*this, last - first, a.matrix.depth); }
+  __device__ const T* row_of(const Unit& u, int row) const {
+    return static_cast<const T*>(a.x) + lists.sources[u.hit.begin + row] * a.x_stride;
   }
 
   // Of an odd number of strips without a gate the last comes twice, and what the second makes goes nowhere.
-  __device__ int strip_of(const Unit& u, int half) const {
-    return has_gate ? u.slice + half * (strips.own / 2) : min(2 * u.slice + half, strips.own - 1);
+  __device__ int64_t strip_of(const Unit& u, int half) const {
+    const int own = has_gate() ? u.slice + half * (strips.own / 2) : min(2 * u.slice + half, strips.own - 1);
+    return int64_t(u.hit.expert) * strips.own + own;
   }
 
-  // Biases of a strip, which are wanted once its sums are there, come into the L2 meanwhile. There are no registers to hold them.
-  __device__ void prefetch_biases(const Unit& u, int half) const {
-    const int64_t column = int64_t(u.hit.expert) * a.matrix.columns + strip_of(u, half) * kStripRows;
-    const T* from = static_cast<const T*>(a.matrix.bias) + column;
+  // Biases of a unit, which are wanted once its sums are there, come into the L2 meanwhile. There are no registers to hold them.
+  __device__ void prefetch(const Unit& u) const {
+    if (!a.matrix.bias || lane >= 2) return;
+    const T* from = static_cast<const T*>(a.matrix.bias) + strip_of(u, lane) * kStripRows;
     prefetch_bulk(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) & ~uintptr_t(15)), kStripRows * sizeof(T));
   }
 
   __device__ void compute() {
     int turn = 0;
-    for (int i = first; i < last; ++i) {
+    for (int i = 0; i < last - first; ++i) {
       const Unit u = unit(i);
       const int rows = u.hit.end - u.hit.begin;
       typename Base::Sums sums = {};
-      Base::multiply([&](int row) { return static_cast<const T*>(a.x) + lists.sources[u.hit.begin + row] * a.x_stride; }, rows,
-                     a.matrix.depth, sums);
+      Base::multiply(rows, a.matrix.depth, sums);
       Base::add_up(sums, turn++, [&](const float4(&all)[2]) {
         const int row = lane % 4 * 2;
-        if (has_gate) {
+        if (has_gate()) {
           const int column = u.slice * kStripRows + lane / 4;
           store_gated(u, row, rows, column, all[0].x, all[1].x), store_gated(u, row + 1, rows, column, all[0].y, all[1].y);
           store_gated(u, row, rows, column + 8, all[0].z, all[1].z);
@@ -115,7 +110,8 @@ __global__ void __launch_bounds__(kFewThreads, kFewBlocks<kGroups>)
 template <Codes kind, int groups, class Scale>
 cudaError_t launch_up_few(const CodedExpertsUpArgs& a, const Device& device, cudaStream_t stream) {
   const ExpertStrips<Scale> strips = strips_of<Scale>(a.coded.matrix);
-  const FewCut cut = cut_codes<PieceOf<kind, groups, 2, Scale>, 2>(a.matrix.experts, (strips.own + 1) / 2, a.rows * a.chosen, 0);
+  const FewCut cut =
+      cut_codes<PieceOf<kind, groups, 2, Scale>, 2>(a.matrix.experts, (strips.own + 1) / 2, a.rows, a.chosen, 0);
   const Launch how{dim3(kFewBlocks<groups> * device.multiprocessors), kFewThreads, cut.bytes};
   return with_half(a.dtype, [&](auto tag) {
     return launch_after(coded_experts_up_kernel<decltype(tag), kind, groups, Scale>, how, stream, a, cut, strips);

@@ -26,7 +26,8 @@ constexpr int kPartialAt = 2 * kMostFewSlots * 8, kPartialBytes = 2 * kFewWarps 
 struct FewCut {
   int slices;         // units of an expert
   int piece, pieces;  // of the depth
-  int pitch, slots;   // bytes between rows of a piece, which put two rows into different banks; pieces in the ring
+  int pitch, slots;   // bytes between rows of a piece, which put two rows into different banks, or, of codes, between pieces;
+                      // pieces in the ring
   int hits_at, sources_at, weights_at, sums_at, ring_at;
   int bytes;
 };
