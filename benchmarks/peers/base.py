@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from octavo_worker.bench.workloads import Work, workload
 
@@ -18,16 +18,29 @@ WARM_PROMPT, WARM_OUTPUT = 512, 8
 """Tokens of each request's warm-up: enough for every shape of batch, a fraction of the time."""
 
 
+class Ran(NamedTuple):
+    """Tokens generated, and seconds from the first request to the last token."""
+
+    generated: int
+    seconds: float
+
+
+def timed(generate: Callable[[list[Work]], int], work: list[Work]) -> Ran:
+    started = time.perf_counter()
+    generated = generate(work)
+    return Ran(generated, time.perf_counter() - started)
+
+
 def serve(
-    run: Callable[[list[Work]], int],
+    run: Callable[[list[Work]], Ran],
     vocab_size: int,
     family: str = "cpu",
     *,
     about: dict[str, Any] | None = None,
     figures: Callable[[list[Work]], dict[str, Any]] = lambda work: {},
 ) -> None:
-    """Answer each line of stdin with one JSON line. `run` generates and returns the number of tokens generated,
-    `figures` says more about the run that just ended.
+    """Answer each line of stdin with one JSON line. `run` generates; what it does so that a run begins like any other,
+    with an empty cache, is not in its seconds. `figures` says more about the run that just ended.
 
     The first line says `about` and comes when a first token was generated. The first time a workload is named, it also
     runs once shortened, as a warm-up that is not counted.
@@ -41,9 +54,7 @@ def serve(
         if name not in warm:
             run([Work(w.prompt[:WARM_PROMPT], min(w.max_tokens, WARM_OUTPUT)) for w in work])
             warm.add(name)
-        started = time.perf_counter()
-        generated = run(work)
-        seconds = time.perf_counter() - started
+        generated, seconds = run(work)
         expected = sum(w.max_tokens for w in work)
         if generated != expected:
             refuse(f"{name}: {generated} tokens generated where {expected} were asked for")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import sys
+from functools import partial
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from octavo_worker.bench.workloads import Work
-from peers.base import serve
+from peers.base import serve, timed
 
 PAGE = 256
 
@@ -25,7 +26,7 @@ context = model.continuous_batching_context_manager(
 with torch.no_grad(), context as manager:
     rounds = itertools.count()
 
-    def run(work: list[Work]) -> int:
+    def generate(work: list[Work]) -> int:
         number_of_run = next(rounds)
         for number, w in enumerate(work):
             manager.add_request(
@@ -43,4 +44,4 @@ with torch.no_grad(), context as manager:
                 generated += len(result.generated_tokens)
         return generated
 
-    serve(run, model.config.vocab_size)
+    serve(partial(timed, generate), model.config.vocab_size)

@@ -7,12 +7,13 @@ faster than its stock path, and a peer should be shown at its best.
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from octavo_worker.bench.workloads import Work
-from peers.base import serve
+from peers.base import serve, timed
 
 torch.set_num_threads(int(sys.argv[2]))
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, trust_remote_code=False).eval()
@@ -20,7 +21,7 @@ model.generation_config.eos_token_id = None
 model.generation_config.pad_token_id = 0
 
 
-def run(work: list[Work]) -> int:
+def generate(work: list[Work]) -> int:
     longest = max(len(w.prompt) for w in work) + 1
     steps = max(w.max_tokens for w in work)
     ids = torch.zeros(len(work), longest, dtype=torch.long)
@@ -35,4 +36,4 @@ def run(work: list[Work]) -> int:
     return sum(w.max_tokens for w in work)
 
 
-serve(run, model.config.vocab_size)
+serve(partial(timed, generate), model.config.vocab_size)

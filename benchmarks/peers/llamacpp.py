@@ -11,6 +11,7 @@ import ctypes
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from safetensors import safe_open
 
 from octavo_worker.bench.workloads import Work
-from peers.base import serve
+from peers.base import serve, timed
 
 BATCH = 2048
 NAMES = {
@@ -227,7 +228,7 @@ def greedy(row: int) -> int:
     return int(np.ctypeslib.as_array(pointer, shape=(vocab_size,)).argmax())
 
 
-def run(work: list[Work]) -> int:
+def generate(work: list[Work]) -> int:
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
     queue = [
         (token, position, sequence, position == len(w.prompt) - 1)
@@ -248,4 +249,4 @@ def run(work: list[Work]) -> int:
     return sum(counts.values())
 
 
-serve(run, vocab_size)
+serve(partial(timed, generate), vocab_size)

@@ -15,7 +15,7 @@ from octavo_worker.bench.engine import EngineBench, Timing
 from octavo_worker.bench.workloads import Work
 from octavo_worker.contract.messages import BATCH
 from octavo_worker.contract.options import ModelOptions
-from peers.base import serve
+from peers.base import Ran, serve
 
 options = ModelOptions.from_json(sys.argv[1])
 family = sys.argv[2] if len(sys.argv) > 2 else "cpu"
@@ -26,10 +26,10 @@ if len(sys.argv) > 4:
 last = Timing()
 
 
-def run(work: list[Work]) -> int:
+def run(work: list[Work]) -> Ran:
     global last
     last = bench.run(work, priority=BATCH)
-    return last.generated
+    return Ran(last.generated, last.seconds)
 
 
 def figures(work: list[Work]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo_worker.bench.workloads import Work
-from peers.base import refuse, serve
+from peers.base import Ran, refuse, serve, timed
 from peers.vllm_weights import draw_weights
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
@@ -86,8 +86,7 @@ def main() -> None:
     if load_format == "dummy":
         llm.apply_model(partial(draw_weights, skew=float(skew)))
 
-    def run(work: list[Work]) -> int:
-        llm.reset_prefix_cache()
+    def generate(work: list[Work]) -> int:
         prompts = [TokensPrompt(prompt_token_ids=w.prompt) for w in work]
         parameters = [
             vllm.SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=w.max_tokens, detokenize=False)
@@ -95,6 +94,10 @@ def main() -> None:
         ]
         answers = llm.generate(prompts, parameters, use_tqdm=False)
         return sum(len(answer.outputs[0].token_ids) for answer in answers)
+
+    def run(work: list[Work]) -> Ran:
+        llm.reset_prefix_cache()
+        return timed(generate, work)
 
     serve(run, config["vocab_size"], family, about=about(int(ranks), instead))
 

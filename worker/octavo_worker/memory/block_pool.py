@@ -247,6 +247,15 @@ class BlockPool:
             self._unlink(block)
             self._cached -= 1
 
+    def _keep(self, blocks: range) -> None:
+        """Unlink all others of a pool that has handed out none."""
+        if not blocks:
+            self._next[NULL_BLOCK] = self._prev[NULL_BLOCK] = NULL_BLOCK
+        else:
+            self._next[NULL_BLOCK], self._prev[blocks[0]] = blocks[0], NULL_BLOCK
+            self._prev[NULL_BLOCK], self._next[blocks[-1]] = blocks[-1], NULL_BLOCK
+        self._available = len(blocks)
+
     def _link(self, block: int, before: int, after: int) -> None:
         self._prev[block], self._next[block] = before, after
         self._next[before] = self._prev[after] = block

@@ -17,15 +17,19 @@ class SlabPool(BlockPool):
     release. They are in the order of these.
     """
 
-    def __init__(self, num_blocks: int, size: int, kept: int, moments: Iterator[int]) -> None:
-        """The first `kept` slabs are not given away by themselves. Pools of one memory have `moments` in common."""
+    def __init__(self, num_blocks: int, size: int, kept: int, moments: Iterator[int], here: range) -> None:
+        """The first `kept` slabs are not given away by themselves. Pools of one memory have `moments` in common. The
+        slabs `here` are this one's at first."""
         super().__init__(num_blocks)
+        slabs = num_blocks // size
         self.size = size
-        self.whole = dict.fromkeys(range(kept, num_blocks // size), 0)
+        self.whole = dict.fromkeys(range(max(kept, here.start), here.stop), 0)
         self._kept, self._moments = kept, moments
-        self._available_in = [len(self._blocks_of(slab)) for slab in range(num_blocks // size)]
-        self._elsewhere: set[int] = set()
-        self._away = 0  # blocks of these slabs
+        self._available_in = [0] * here.start + [size] * len(here) + [0] * (slabs - here.stop)
+        self._available_in[0] = len(self._blocks_of(0)) if 0 in here else 0
+        self._elsewhere = {*range(here.start), *range(here.stop, slabs)}
+        self._away = self._available - sum(self._available_in)  # blocks of these slabs
+        self._keep(range(max(1, here.start * size), here.stop * size))
 
     @property
     def total(self) -> int:
@@ -103,10 +107,8 @@ class SharedMemory:
 
     def __init__(self, slabs: int, kept: int, *, blocks_each: int, windows_each: int) -> None:
         moments = count(1)
-        self.blocks = SlabPool(slabs * blocks_each, blocks_each, kept, moments)
-        self.windows = SlabPool(slabs * windows_each, windows_each, kept, moments)
-        for slab in range(slabs):
-            (self.blocks if slab < kept else self.windows).give(slab)
+        self.blocks = SlabPool(slabs * blocks_each, blocks_each, kept, moments, range(kept, slabs))
+        self.windows = SlabPool(slabs * windows_each, windows_each, kept, moments, range(kept))
 
     def even_out(self, blocks: int, windows: int) -> tuple[int, int]:
         """Move slabs so that neither surplus is negative: what a pool has available beyond what it needs. The surplus
