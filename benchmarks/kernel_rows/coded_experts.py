@@ -46,7 +46,7 @@ class Layer:
         self.down = Experts(coded(scheme, experts * hidden, width), bf16(experts * hidden))
 
     def route(self, x: Tensor) -> Routed:
-        return ops.route_rows(RouterProduct(x, self.router, self.routing, self.counters, coded=True))
+        return ops.route_rows(RouterProduct(x, self.router, self.routing, self.counters, few=self.up.few))
 
     def first(self, routed: Routed) -> Tensor:
         return ops.experts_up(routed.rows, self.up, routed.taken, "silu")

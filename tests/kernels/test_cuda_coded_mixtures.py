@@ -140,16 +140,17 @@ def test_columns_in_another_order(count: int) -> None:
     assert_as_expected(Mixture((8, 2, 256, 128), (Codes.INT4, 64), zeros=True, order=True), count)
 
 
-def test_codes_have_lists_from_fewer_rows_on() -> None:
-    mixture = Mixture(SIZES["qwen3"], BOTH[0])
-    listed = [isinstance(mixture.route(mixture.rows(rows)).taken, Assignments) for rows in range(1, 5)]
-    assert listed == [rows > gpu.CODED_FEW_ROWS for rows in range(1, 5)]
+@pytest.mark.parametrize("form", [*BOTH, (Codes.FP8, 128)], ids=str)
+def test_codes_have_lists_from_some_rows_on(form: tuple[Codes, int]) -> None:
+    mixture = Mixture(SIZES["qwen3"], form)
+    listed = [isinstance(mixture.route(mixture.rows(rows)).taken, Assignments) for rows in range(1, 6)]
+    assert listed == [rows > gpu.CODED_FEW_ROWS[form[0]] for rows in range(1, 6)]
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
 def test_a_few_rows_by_the_kernels_for_a_few(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that these take; each row is as if it were alone."""
-    monkeypatch.setattr(gpu, "CODED_FEW_ROWS", 8)
+    monkeypatch.setattr(gpu, "CODED_FEW_ROWS", dict.fromkeys(Codes, 8))
     for form in BOTH:
         mixture = Mixture(SIZES["qwen3"], form)
         assert_as_expected(mixture, rows)
@@ -179,7 +180,7 @@ def test_the_clamped_gate_of_gpt_oss(count: int, clamped: float | None) -> None:
     for e in range(8):
         begin, end = (int(at) for at in taken.starts[e : e + 2])
         rows = found.rows[taken.sources[begin:end].long()]
-        made = reference.linear(rows.double(), *mixture.part(0, e, count > gpu.CODED_FEW_ROWS)).to(x.dtype).double()
+        made = reference.linear(rows.double(), *mixture.part(0, e, count > mixture.up.few)).to(x.dtype).double()
         if clamped is not None:
             gate, up = made.chunk(2, dim=1)
             up = (up.clamp(-clamped, clamped) + 1).to(x.dtype).double()

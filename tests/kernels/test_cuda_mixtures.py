@@ -11,7 +11,6 @@ from octavo_kernels.experts import gpu
 from octavo_kernels.experts.gpu import Ungated
 from octavo_kernels.operands import RmsNorm
 from octavo_kernels.ops import Assignments, Experts, Gate, Routed, RouterLogits, RouterProduct, Routing, Taken
-from octavo_kernels.products.coded import CodedWeight
 
 from .test_experts import ROUTINGS, experts_of, logits_for
 
@@ -69,7 +68,7 @@ class AnyMixture:
         return ops.route_rows(
             RouterProduct(
                 x, self.router, self.routing, self.counters, norm=self.norm, slots=slots, uniform=self.uniform,
-                coded=isinstance(self.up.weight, CodedWeight),
+                few=self.up.few,
             )
         )  # fmt: skip
 

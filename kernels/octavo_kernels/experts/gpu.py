@@ -15,10 +15,12 @@ from octavo_kernels.experts.route import SCORES, Assignments, Routing, check_rou
 from octavo_kernels.operands import DTYPES, RmsNorm, address, norm_at, rows_at
 from octavo_kernels.products.activation import Gate, code_of
 from octavo_kernels.products.coded import CodedWeight
+from octavo_kernels.products.weights import Codes
 
 COUNTERS = 128
 """Zeros that routing needs, as `kCounters` in csrc/cuda/experts/args.h."""
-FEW_ROWS, CODED_FEW_ROWS = 3, 2
+FEW_ROWS = 3
+CODED_FEW_ROWS = {Codes.INT4: 2, Codes.INT8: 2, Codes.FP4: 4, Codes.FP8: 1}
 """Rows of a step up to which units of the matrices, or of codes, flow through all blocks, which choose by themselves;
 beyond, tiles of an expert's rows are faster. The kernels for a few take up to 8."""
 MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32
@@ -32,8 +34,8 @@ class RouterProduct(NamedTuple):
     """The product of `x[T, H]`, or of its RMS norm, which goes to `normed[T, H]`, with `router[E, H]` (float32), plus
     `bias[E]`, and what follows from it. `gate[1, H]` (float32) is that of a shared expert. Rows whose slot,
     `slots[T]` (int64), is below 0 are padding. `counters[COUNTERS]` are int32 zeros that one stream at a time may use.
-    `factors[E]` (float32) are of the weights of experts. `coded`: the experts are codes. `uniform`: a row's bits do not
-    depend on the number of rows."""
+    `factors[E]` (float32) are of the weights of experts, whose products choose by themselves for up to `few` rows.
+    `uniform`: a row's bits do not depend on the number of rows."""
 
     x: Tensor
     router: Tensor
@@ -46,7 +48,7 @@ class RouterProduct(NamedTuple):
     norm: RmsNorm | None = None
     normed: Tensor | None = None
     slots: Tensor | None = None
-    coded: bool = False
+    few: int = FEW_ROWS
     uniform: bool = False
 
 
@@ -84,8 +86,7 @@ def route_rows(p: RouterProduct) -> Routed:
     experts, device = p.routing.experts, p.x.device
     logits, gates = torch.empty(rows * (experts + 1), device=device).split((rows * experts, rows))
     found = RouterLogits(logits.view(rows, experts), p.routing, p.correction, p.factors, p.slots)
-    few = CODED_FEW_ROWS if p.coded else FEW_ROWS
-    made, ids = (None, None) if rows <= few and not p.uniform else _room(found)
+    made, ids = (None, None) if rows <= p.few and not p.uniform else _room(found)
     cuda.run(
         "route_rows", device,
         DTYPES[p.x.dtype], rows_at(p.x), rows, width, norm_at(p.norm), rows_at(None if p.norm is None else normed),
@@ -125,6 +126,11 @@ class Experts(NamedTuple):
     def columns(self) -> int:
         """Columns of all experts."""
         return self.weight.columns if isinstance(self.weight, CodedWeight) else len(self.weight)
+
+    @property
+    def few(self) -> int:
+        """Rows of a step up to which a mixture's products choose by themselves."""
+        return CODED_FEW_ROWS[self.weight.scheme.codes] if isinstance(self.weight, CodedWeight) else FEW_ROWS
 
 
 class SharedProduct(NamedTuple):

@@ -65,16 +65,16 @@ class Router:
         chosen = torch.bucketize(taken.places, taken.starts, right=True) - 1  # experts without rows begin there, too
         return taken._replace(weights=taken.weights * self.factors[chosen])
 
-    def route(self, x: Input, gate: Dense | None, *, coded: bool = False) -> Routed:
+    def route(self, x: Input, gate: Dense | None, few: int = 0) -> Routed:
         """On a GPU: norm, product and choice, and the factors of a shared expert's gate, in one go. Rows are those of
-        the router's own norm, where it has one; `x` is not to be normed then. `coded`: the experts are codes."""
+        the router's own norm, where it has one; `x` is not to be normed then. `few`: as `RouterProduct` has it."""
         assert self.counters is not None
         return ops.route_rows(
             RouterProduct(
                 x.rows, self.logits.weight, self.routing, self.counters, bias=self.logits.bias,
                 correction=self.correction, factors=self.factors, gate=None if gate is None else gate.weight,
                 norm=x.norm if self.norm is None else self.norm.operand, normed=x.normed, slots=x.slots,
-                coded=coded, uniform=self.logits.products.uniform,
+                few=few, uniform=self.logits.products.uniform,
             )
         )  # fmt: skip
 
@@ -222,7 +222,7 @@ class Mixture(Linear):
         if not len(x.rows):
             return out
         gate = None if self.shared is None else self.shared.gate
-        routed = self.router.route(x, gate, coded=not isinstance(self.up, Dense))
+        routed = self.router.route(x, gate, self.up.experts().few)
         within, shared = self._shared_on_gpu(routed)
         taken = routed.taken if self.owned is None else assigned_to(self.owned, routed.taken)
         rows = routed.rows if self.norm is None else self.norm.apply(x.rows, torch.empty_like(x.rows))
