@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from kernel_rows.between import between_rows
 from kernel_rows.cascade import cascade_rows
-from kernel_rows.coded_experts import coded_experts_rows
+from kernel_rows.coded_experts import coded_experts_rows, few_coded_experts_rows
 from kernel_rows.copies import copy_rows, swap_rows
 from kernel_rows.decode import FlashInfer, decode_others, decode_table
 from kernel_rows.eight_bits import eight_bits
@@ -59,6 +59,7 @@ def groups(peer: FlashInfer | None) -> dict[str, Callable[[], list[Row]]]:
         "w8a8": w8a8_rows,
         "w8a8-tiles": w8a8_tile_rows,
         "experts": lambda: [*experts_rows(), *coded_experts_rows()],
+        "experts-few": few_coded_experts_rows,
         "recurrent": recurrent_rows,
         "swap": swap_rows,
         "sample": sample_rows,

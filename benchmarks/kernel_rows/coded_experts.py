@@ -44,9 +44,10 @@ class Layer:
         self.router = torch.randn(experts, hidden, device="cuda")
         self.up = Experts(coded(scheme, experts * 2 * width, hidden), bf16(experts * 2 * width))
         self.down = Experts(coded(scheme, experts * hidden, width), bf16(experts * hidden))
+        self.few = self.up.few
 
     def route(self, x: Tensor) -> Routed:
-        return ops.route_rows(RouterProduct(x, self.router, self.routing, self.counters, few=self.up.few))
+        return ops.route_rows(RouterProduct(x, self.router, self.routing, self.counters, few=self.few))
 
     def first(self, routed: Routed) -> Tensor:
         return ops.experts_up(routed.rows, self.up, routed.taken, "silu")
@@ -64,10 +65,23 @@ def coded_experts_rows() -> list[Row]:
     return [one for model, scheme in KINDS for one in _rows(model, scheme)]
 
 
-def _rows(model: str, scheme: Scheme, counts: tuple[int, ...] = ROWS) -> list[Row]:
+def few_coded_experts_rows() -> list[Row]:
+    """The same for a few rows, by the kernels for these and with lists and tiles."""
+    ways = {"kernels for a few": 8, "lists and tiles": 0}
+    counts = (1, 2, 3, 4)
+    return [
+        one for model, scheme in KINDS for way, few in ways.items() for one in _rows(model, scheme, counts, way, few)
+    ]
+
+
+def _rows(
+    model: str, scheme: Scheme, counts: tuple[int, ...] = ROWS, way: str = "", few: int | None = None
+) -> list[Row]:
     counters = torch.zeros(gpu.COUNTERS, dtype=torch.int32, device="cuda")
     experts, chosen, hidden, width = SHAPES[model]
     layers = [Layer(SHAPES[model], scheme, counters) for _ in range(LAYERS)]
+    for layer in layers if few is not None else ():
+        layer.few = few
     up, down = (matrix.weight for matrix in (layers[0].up, layers[0].down))
     assert isinstance(up, CodedWeight)
     assert isinstance(down, CodedWeight)
@@ -77,7 +91,10 @@ def _rows(model: str, scheme: Scheme, counts: tuple[int, ...] = ROWS) -> list[Ro
         routed = [layer.route(x) for layer in layers]
         hit = sum(int((ops.listed(one.taken).starts.diff() > 0).sum()) for one in routed) / LAYERS
         inner = [layer.first(one) for layer, one in zip(layers, routed, strict=True)]
-        kind = f"{model}, {scheme.codes.name} in groups of {scheme.group}, {count} rows, {hit:.1f} experts hit"
+        kind = (
+            f"{model}, {scheme.codes.name} in groups of {scheme.group}, {count} rows, {hit:.1f} experts hit"
+            + f", {way}" * bool(way)
+        )
         product = 2 * count * chosen * hidden * width
         for name, work, nbytes, products in (
             ("up", [partial(layer.first, one) for layer, one in zip(layers, routed, strict=True)], up.nbytes, 2),

@@ -56,7 +56,7 @@ BUDGETS = {
     "octavo_worker.model": 10240,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1710,
-    "octavo_kernels": 5625,
+    "octavo_kernels": 5630,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,

@@ -12,12 +12,29 @@ from typing import Any
 import yaml
 
 from octavo.terms.metrics.metric import Metric
-from octavo.terms.metrics.table import TABLE, alerts, expression_of, metrics
+from octavo.terms.metrics.queue import QUEUE
+from octavo.terms.metrics.table import TABLE, alerts, metrics
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT, OPERATIONS = ROOT / "docs" / "metrics.md", ROOT / "docs" / "operations.md"
 DASHBOARD, RULES = ROOT / "deploy" / "grafana" / "octavo.json", ROOT / "deploy" / "prometheus" / "alerts.yaml"
 _WIDTH, _HEIGHT, _COLUMNS = 8, 8, 3
+
+
+def expression_of(metric: Metric) -> str:
+    """The expression that draws a metric with a panel."""
+    assert metric.panel is not None
+    if metric.panel.expression:
+        return metric.panel.expression
+    by = metric.labels[0] if metric.labels else ""
+    is_of_queue = metric in QUEUE
+    match metric.kind:
+        case "histogram":
+            return f"histogram_quantile(0.95, sum by (le, {by}) (rate({metric.name}_bucket[5m])))"
+        case "counter":
+            return f"sum by ({by}) (rate({metric.name}_total[5m]))"
+        case _:
+            return f"{'max' if is_of_queue else 'sum'} by ({by}) ({metric.name})"
 
 
 def table(part: tuple[Metric, ...]) -> str:

@@ -19,8 +19,7 @@ from octavo_kernels.products.weights import Codes
 
 COUNTERS = 128
 """Zeros that routing needs, as `kCounters` in csrc/cuda/experts/args.h."""
-FEW_ROWS = 3
-CODED_FEW_ROWS = {Codes.INT4: 2, Codes.INT8: 2, Codes.FP4: 4, Codes.FP8: 1}
+FEW_ROWS, CODED_FEW_ROWS = 3, {Codes.INT4: 2, Codes.INT8: 2, Codes.FP4: 4, Codes.FP8: 1}
 """Rows of a step up to which units of the matrices, or of codes, flow through all blocks, which choose by themselves;
 beyond, tiles of an expert's rows are faster. The kernels for a few take up to 8."""
 MOST_EXPERTS, MOST_CHOSEN, MOST_GROUPS = 512, 32, 32

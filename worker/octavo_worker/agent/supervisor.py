@@ -66,7 +66,6 @@ _ENGINE_EXIT_S = 3.0
 _RESTART_PAUSE_S = 1.0  # loading is heavy: workers beside this one take over its jobs first
 _MOST_FAILURES = 3
 MOST_NAMES = 32
-_STEADY_S = 30.0  # an engine that ran for so long did not fail at its start
 
 
 async def serve(options: WorkerOptions, *, engine_command: Sequence[str] | None = None) -> None:

@@ -249,11 +249,9 @@ class BlockPool:
 
     def _keep(self, blocks: range) -> None:
         """Unlink all others of a pool that has handed out none."""
-        if not blocks:
-            self._next[NULL_BLOCK] = self._prev[NULL_BLOCK] = NULL_BLOCK
-        else:
-            self._next[NULL_BLOCK], self._prev[blocks[0]] = blocks[0], NULL_BLOCK
-            self._prev[NULL_BLOCK], self._next[blocks[-1]] = blocks[-1], NULL_BLOCK
+        first, last = (blocks[0], blocks[-1]) if blocks else (NULL_BLOCK, NULL_BLOCK)
+        self._next[NULL_BLOCK], self._prev[first] = first, NULL_BLOCK
+        self._prev[NULL_BLOCK], self._next[last] = last, NULL_BLOCK
         self._available = len(blocks)
 
     def _link(self, block: int, before: int, after: int) -> None:

@@ -145,7 +145,7 @@ struct CodedFewBlock : FewBlock<T> {
     const uint8_t* zeros;
     const uint32_t* x;
   };
-  // Lanes without a row take the first one; sums of theirs are nobody's.
+  // Lanes without a row take the first one, and their sums go nowhere.
   __device__ Brick brick_at(int first, int rows) const {
     const char* from = shared + slot_at(slot);
     const int group = group_of(first + warp) - group_of(first), scale = group * kStripRows + lane / 4;

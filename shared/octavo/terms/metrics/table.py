@@ -26,19 +26,3 @@ def metrics() -> list[Metric]:
 def alerts() -> list[Alert]:
     """All alerts, in the order of their metrics."""
     return [alert for metric in metrics() for alert in metric.alerts]
-
-
-def expression_of(metric: Metric) -> str:
-    """The expression that draws a metric with a panel."""
-    assert metric.panel is not None
-    if metric.panel.expression:
-        return metric.panel.expression
-    by = metric.labels[0] if metric.labels else ""
-    is_of_queue = metric in QUEUE
-    match metric.kind:
-        case "histogram":
-            return f"histogram_quantile(0.95, sum by (le, {by}) (rate({metric.name}_bucket[5m])))"
-        case "counter":
-            return f"sum by ({by}) (rate({metric.name}_total[5m]))"
-        case _:
-            return f"{'max' if is_of_queue else 'sum'} by ({by}) ({metric.name})"
