@@ -105,8 +105,9 @@ LT_ROWS, LT_WEIGHT = 112, 1 << 24
 HELD_DEPTH, HELD_BLOCK_DEPTH = 5120, 2048
 HELD_SMALL, HELD_LARGE = 1 << 23, 1 << 25
 
-RING_ROWS, RING_LARGE = 16, 1 << 24  # with more rows a ring is worth it for large weights, and for narrow ones
+RING_ROWS, RING_LARGE = 16, 1 << 24  # with more rows a ring is worth it for large weights
 # A narrow, deep weight has too few columns for tiles that feed the tensor cores well: two blocks share the depth.
+# On Hopper cuBLAS makes two launches of it and a third for a residual, so there a ring is worth it for smaller ones.
 NARROW_COLUMNS, NARROW_DEPTH = 4224, 2048
 
 # Gates of more rows: where next to no room is empty, or the product is so short that a second launch counts.
@@ -236,7 +237,8 @@ def _own(
     if rows <= FEW_ROWS and _is_held(columns, depth):
         return Launch(Kernel.HELD)
     shares = not gated and columns <= NARROW_COLUMNS and depth >= NARROW_DEPTH
-    if rows <= (FEW_ROWS if size >= (HELD_SMALL if shares else RING_LARGE) else RING_ROWS) and depth % 64 == 0:
+    large = HELD_SMALL if shares and columns < depth and chip.hopper else RING_LARGE
+    if rows <= (FEW_ROWS if size >= large else RING_ROWS) and depth % 64 == 0:
         return Launch(Kernel.RING, cluster=2 if shares else 1)
     if not chip.hopper or ending is Ending.BIASED_GATE:
         return None
