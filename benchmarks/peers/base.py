@@ -25,10 +25,13 @@ class Ran(NamedTuple):
     seconds: float
 
 
-def timed(generate: Callable[[list[Work]], int], work: list[Work]) -> Ran:
-    started = time.perf_counter()
-    generated = generate(work)
-    return Ran(generated, time.perf_counter() - started)
+def timed(generate: Callable[[list[Work]], int]) -> Callable[[list[Work]], Ran]:
+    def run(work: list[Work]) -> Ran:
+        started = time.perf_counter()
+        generated = generate(work)
+        return Ran(generated, time.perf_counter() - started)
+
+    return run
 
 
 def serve(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from functools import partial
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
@@ -44,4 +43,4 @@ with torch.no_grad(), context as manager:
                 generated += len(result.generated_tokens)
         return generated
 
-    serve(partial(timed, generate), model.config.vocab_size)
+    serve(timed(generate), model.config.vocab_size)

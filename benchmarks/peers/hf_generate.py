@@ -7,7 +7,6 @@ faster than its stock path, and a peer should be shown at its best.
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -36,4 +35,4 @@ def generate(work: list[Work]) -> int:
     return sum(w.max_tokens for w in work)
 
 
-serve(partial(timed, generate), model.config.vocab_size)
+serve(timed(generate), model.config.vocab_size)

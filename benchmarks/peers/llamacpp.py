@@ -11,7 +11,6 @@ import ctypes
 import json
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,4 +248,4 @@ def generate(work: list[Work]) -> int:
     return sum(counts.values())
 
 
-serve(partial(timed, generate), vocab_size)
+serve(timed(generate), vocab_size)

@@ -97,7 +97,7 @@ def main() -> None:
 
     def run(work: list[Work]) -> Ran:
         llm.reset_prefix_cache()
-        return timed(generate, work)
+        return timed(generate)(work)
 
     serve(run, config["vocab_size"], family, about=about(int(ranks), instead))
 

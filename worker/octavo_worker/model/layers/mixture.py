@@ -221,12 +221,12 @@ class Mixture(Linear):
         shared expert that are not within the others'."""
         if not len(x.rows):
             return out
-        gate = None if self.shared is None else self.shared.gate
-        routed = self.router.route(x, gate, self.up.experts().few)
+        gate, up = None if self.shared is None else self.shared.gate, self.up.experts()
+        routed = self.router.route(x, gate, up.few)
         within, shared = self._shared_on_gpu(routed)
         taken = routed.taken if self.owned is None else assigned_to(self.owned, routed.taken)
         rows = routed.rows if self.norm is None else self.norm.apply(x.rows, torch.empty_like(x.rows))
-        inner = self.gate.experts_up(rows, self.up.experts(), taken, within)
+        inner = self.gate.experts_up(rows, up, taken, within)
         return ops.experts_down(
             inner, self.down.experts(), taken, out, shared=shared, gates=routed.gates, residual=residual, factor=factor
         )
