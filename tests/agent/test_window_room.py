@@ -130,6 +130,7 @@ def test_prompts_for_which_there_is_room_fit(
 @pytest.mark.parametrize("weight", [0.0, 5.2])
 @given(free=st.builds(Need, st.integers(0, 400), st.integers(0, 400)), longest=st.integers(20, 500))
 @example(free=Need(5, 5), longest=20)
+@example(free=Need(168, 17), longest=168)
 def test_a_prompt_that_fits_may_be_claimed(free: Need, longest: int, weight: float) -> None:
     windows = WindowLimits(0, 6, 11, weight)
     memory = Memory(ready(block_size=1, max_model_len=longest, enough_blocks=1000, windows=windows))
@@ -143,15 +144,17 @@ def test_a_prompt_that_fits_may_be_claimed(free: Need, longest: int, weight: flo
 def test_a_worker_leaves_to_others_what_its_windows_do_not_hold(
     queue: Queue, start_worker: Callable[..., WorkerProcess]
 ) -> None:
-    """A sequence has a window of four blocks, of twenty."""
+    """A sequence has a window of four blocks, of twenty: five are claimed at once, four one after the other, as each is
+    expected to have a fifth block now and then."""
     worker = start_worker("step_seconds=0.01,window_blocks=21,layer_window=40", num_blocks=400).wait_ready()
     jobs = [queue.submit(seed=seed, sampling={"max_tokens": 4000, "ignore_eos": True}) for seed in range(12)]
 
     def has_grown() -> bool:
         info = worker.info()
-        return info is not None and info.stats.running >= 5 and info.stats.used_windows >= 15
+        return info is not None and info.stats.used_windows >= 16
 
     eventually(has_grown)
     states = [state for (state,) in queue.fields(jobs, "st")]
     stats = worker.info().stats
-    assert (states.count("running"), stats.running, stats.waiting, stats.preemptions) == (5, 5, 0, 0)
+    assert states.count("running") == stats.running in (4, 5)
+    assert (stats.waiting, stats.preemptions) == (0, 0)

@@ -93,7 +93,7 @@ class Memory:
         beside = windows.live + windows.chunk
         if windows.weight:
             short = self._times(free, Need(1, 1))
-            long = int(self._together(free) - windows.weight * beside)
+            long = free.blocks + int(windows.weight * (free.windows - beside) // 1)  # as `covers`, to the last bit
         else:
             short, long = min(free), free.blocks if free.windows >= beside else 0
         longest = -(-limits.max_model_len // limits.block_size)
