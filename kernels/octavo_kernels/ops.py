@@ -59,7 +59,7 @@ from octavo_kernels.products.linear import gated_linear, linear
 from octavo_kernels.products.norm import layer_norm, norm_heads, rms_norm
 from octavo_kernels.products.product import Product
 from octavo_kernels.products.quantised import copy_of, pack, takes_copy
-from octavo_kernels.recurrent.chunks import delta_tiles, room_bytes, ssm_tiles, takes_chunks
+from octavo_kernels.recurrent.chunks import delta_tiles, room_bytes, ssm_tiles, takes_chunks, takes_head
 from octavo_kernels.recurrent.delta import delta_step
 from octavo_kernels.recurrent.operands import Convolution, GatedNorm, LayerStates, Moves
 from octavo_kernels.recurrent.short_conv import conv_step
@@ -137,6 +137,7 @@ __all__ = [
     "takes_chunks",
     "takes_copy",
     "takes_experts",
+    "takes_head",
     "write_kv",
     "write_latent",
 ]

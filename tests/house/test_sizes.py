@@ -53,10 +53,10 @@ BUDGETS = {
     "octavo_worker.engine": 7470,
     "octavo_worker.memory": 1160,
     "octavo_worker.runner": 3690,
-    "octavo_worker.model": 10240,
+    "octavo_worker.model": 10241,
     "octavo_worker.ranks": 660,
     "octavo_worker.contract": 1710,
-    "octavo_kernels": 5630,
+    "octavo_kernels": 5634,
     "octavo.service": 4900,
     "octavo.dialects": 7800,
     "octavo.client": 2720,
@@ -65,7 +65,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 74_585
+MOST_LINES_IN_ALL = 74_611
 
 
 def lines_of(room: str) -> int:

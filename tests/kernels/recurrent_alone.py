@@ -45,6 +45,8 @@ def recurrent() -> None:
         for cut in range(6):
             delta_steps(2, 4, dtype, cut)
         delta_steps(2, 4, dtype, 0, prompts=True)
+        for cut in (1, 2):
+            delta_steps(2, 4, dtype, cut, head=(96, 192))
         for norm in (512, 128):
             ssm_steps(2, 8, dtype, norm)
         ssm_steps(1, 132, dtype, 132 * 64)
@@ -53,10 +55,13 @@ def recurrent() -> None:
         conv_steps(520, dtype)
 
 
-def delta_steps(key_heads: int, heads: int, dtype: torch.dtype, cut: int, prompts: bool = False) -> None:
-    """`prompts`: rows by chunks beside those that are walked, if the type takes them."""
+def delta_steps(
+    key_heads: int, heads: int, dtype: torch.dtype, cut: int, prompts: bool = False, head: tuple[int, int] = (128, 128)
+) -> None:
+    """`prompts`: rows by chunks beside those that are walked, if the type takes them. `head`: elements of a key and a
+    value."""
     given = moves(81) if prompts else moves()
-    values, channels, usual = heads * 128, (2 * key_heads + heads) * 128, delta.run
+    values, channels, usual = heads * head[1], 2 * key_heads * head[0] + heads * head[1], delta.run
 
     def run(_: str, tensors: dict[str, Tensor | None], *arguments: object) -> None:
         cuda.run("delta_step_cut", torch.device("cuda", torch.cuda.current_device()), *arguments, cut)
@@ -65,9 +70,9 @@ def delta_steps(key_heads: int, heads: int, dtype: torch.dtype, cut: int, prompt
         delta.run = run
     ops.delta_step(
         data(int(given.query_start[-1]), channels + values + 2 * heads, dtype=dtype),
-        states(channels, 4, dtype, heads, 128, 128), given,
+        states(channels, 4, dtype, heads, *head), given,
         Convolution(data(4, channels, dtype=dtype), data(channels, dtype=dtype)),
-        GatedNorm(data(values).abs(), 128), key_heads=key_heads, rates=-data(heads).abs(), dt_bias=data(heads),
+        GatedNorm(data(values).abs(), head[1]), key_heads=key_heads, rates=-data(heads).abs(), dt_bias=data(heads),
         chunked=prompts,
     )  # fmt: skip
     delta.run = usual

@@ -17,6 +17,8 @@ TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 BLOCK_LAYERS: dict[str, Callable[..., Layer]] = {
     "delta": partial(delta_layer, 1, 2, 128, 128),
     "delta, a key head a head": partial(delta_layer, 2, 2, 128, 128, beta_scale=2.0),
+    "delta, wide": partial(delta_layer, 2, 2, 96, 192, beta_scale=2.0),
+    "delta, wide, shared keys": partial(delta_layer, 1, 2, 96, 192),
     "ssm": partial(ssm_layer, 2, 4, 128, 64),
     "ssm, whole norm, limits": partial(ssm_layer, 1, 20, 128, 64, norm="whole", dt_limit=(0.3, 1.5)),
     "ssm, norm before": partial(ssm_layer, 1, 4, 128, 128, norm="before"),

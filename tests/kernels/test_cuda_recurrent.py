@@ -15,7 +15,7 @@ from .recurrent_blocks import BLOCK_LAYERS, CHUNKED_SSM, with_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.beyond_plain]
 
-CUTS = (1, 2, 3, 4, 5)
+CUTS, WIDE_CUTS = (1, 2, 3, 4, 5), (1, 2)
 SHAPES = {"9B": (16, 32), "2B": (16, 16), "27B": (16, 48)}
 PARTS = [Part(5, 1, 1), Part(70, write=3, keeps=[(2, 5), (64, 6), (70, 7)]), Part(1, 2, 4), Part(2, 9, 8, [(1, 10)])]
 
@@ -89,6 +89,28 @@ def test_blocks_of_the_delta_rule_change_no_bit(monkeypatch):
         made.append((out, states.columns[1:5], states.matrices[1:5]))
     for other in made[1:]:
         assert all(torch.equal(*pair) for pair in zip(made[0], other, strict=True))
+
+
+def test_blocks_of_wide_heads_change_no_bit(monkeypatch):
+    layer, made = on_gpu(delta_layer(30, 30, 96, 192, dtype=torch.bfloat16)), []
+    for cut in WIDE_CUTS:
+        use_cut(monkeypatch, cut)
+        states = blocks.begun(layer, "cuda", (1,))
+        out = blocks.step(layer, layer.rows(240).cuda(), states, [Part(200, 1, 2), Part(1, 1, 3), Part(39, 1, 4)])
+        made.append((out, states.columns[1:5], states.matrices[1:5]))
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
+
+
+def test_wide_heads_have_no_chunks():
+    """However they are asked for."""
+    made = []
+    for chunked in (False, True):
+        torch.manual_seed(3)
+        layer = delta_layer(2, 2, 96, 192, dtype=torch.bfloat16)
+        layer = with_step(layer, layer.step.func, "cuda", chunked=chunked)  # type: ignore[attr-defined]
+        states = blocks.states_of(layer, "cuda")
+        made.append((blocks.step(layer, layer.rows(130).cuda(), states, [Part(130, write=1)]), states.matrices[1]))
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
 
 
 def by_chunks(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Layer:

@@ -21,7 +21,7 @@ from .recurrent_blocks import BLOCK_LAYERS, CHUNKED_SSM, with_step
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.timeout(0)]
 
-CUTS = (1, 2, 3, 4, 5)
+CUTS, WIDE_CUTS = (1, 2, 3, 4, 5), (1, 2)
 PARTS = [Part(5, 1, 1), Part(11, write=3, keeps=[(2, 5), (9, 6), (11, 7)]), Part(1, 2, 4), Part(2, 9, 8, [(1, 10)])]
 
 
@@ -86,6 +86,17 @@ def test_blocks_of_the_delta_rule_change_no_bit(emulated, sizes):
         made.append((out, states.columns[1:4], states.matrices[1:4]))
     for other in made[1:]:
         assert all(torch.equal(*pair) for pair in zip(made[0], other, strict=True))
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_blocks_of_wide_heads_change_no_bit(emulated, heads):
+    made = []
+    for cut in WIDE_CUTS:
+        torch.manual_seed(1)
+        emulated.set_up(4, 10 + cut)
+        layer = with_step(delta_layer(2, heads, 96, 192, dtype=torch.bfloat16), emulated.delta_step, cut=cut)
+        made.append(after_mixed(layer))
+    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -222,10 +233,14 @@ def test_a_room_for_chunks_of_mamba2_that_is_too_small_is_refused(emulated, monk
 
 
 def test_sizes_of_the_delta_rule_that_no_kernel_takes_are_refused(emulated):
-    for sizes, more in (((1, 2, 64, 128), {}), ((1, 2, 128, 64), {}), ((1, 2, 128, 128), {"taps": 3})):
-        layer = with_step(delta_layer(*sizes, **more), emulated.delta_step)
+    few, wide = {"taps": 3}, (1, 2, 96, 192)
+    for sizes, more, how in (
+        ((1, 2, 64, 128), {}, {}), ((1, 2, 128, 64), {}, {}), ((1, 2, 128, 128), few, {}), ((1, 2, 96, 128), {}, {}),
+        (wide, few, {}), (wide, {}, {"cut": 3}), (wide, {}, {"chunked": True}),
+    ):  # fmt: skip
+        layer = with_step(delta_layer(*sizes, **more), emulated.delta_step, **how)
         with pytest.raises(ValueError, match="error"):
-            layer.step(layer.rows(1), blocks.states_of(layer), moves_of([Part(1)]))
+            layer.step(layer.rows(64), blocks.states_of(layer), moves_of([Part(64)]))
 
 
 # Sequences of any length, some without a state and some without rows, whose heads follow each other in a block.

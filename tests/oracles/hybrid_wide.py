@@ -71,7 +71,11 @@ WIDE: dict[str, PreTrainedConfig] = {
     "qwen3_5": Qwen3_5TextConfig(**QWEN),
     "qwen3_5_moe": Qwen3_5MoeTextConfig(**QWEN, **EXPERTS, shared_expert_intermediate_size=160),
     "qwen3_next": Qwen3NextConfig(**QWEN, **EXPERTS, shared_expert_intermediate_size=160, decoder_sparse_step=2),
-    "olmo_hybrid": OlmoHybridConfig(**COMMON, **DELTA, layer_types=THREE_OF_FOUR, rope_parameters=None),
+    "olmo_hybrid": OlmoHybridConfig(
+        **{**COMMON, **DELTA, "linear_key_head_dim": 96, "linear_value_head_dim": 192},
+        layer_types=THREE_OF_FOUR,
+        rope_parameters=None,
+    ),
     "bamba": BambaConfig(**COMMON, **MAMBA, attn_layer_indices=[1]),
     "granitemoehybrid": GraniteMoeHybridConfig(**GRANITE, num_local_experts=0, position_embedding_type="rope"),
     "granitemoehybrid-experts": GraniteMoeHybridConfig(

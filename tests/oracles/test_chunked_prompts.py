@@ -54,6 +54,12 @@ def test_without_chunks_there_is_no_room_for_any(name: str, tmp_path: Path, monk
     assert chunk_bytes(model, 3) == 0
 
 
+def test_heads_without_kernels_for_chunks_have_no_room_for_any(tmp_path: Path, monkeypatch: Any) -> None:
+    model = loaded("olmo_hybrid", tmp_path, monkeypatch)
+    assert not model.has_chunks
+    assert chunk_bytes(model, 3) == 0
+
+
 @pytest.mark.parametrize("name", TILES)
 def test_only_steps_with_prompts_ask_for_chunks(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     asked: list[bool] = []

@@ -56,6 +56,11 @@ def takes_chunks(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and dtype.itemsize == 2
 
 
+def takes_head(key_dim: int, value_dim: int) -> bool:
+    """True if heads of the delta rule of this size have kernels for chunks."""
+    return key_dim == value_dim == 128
+
+
 def room_bytes(tiles: ChunkTiles, rows: int, sequences: int) -> int:
     """Bytes of the room of a step's chunks, as csrc/cuda/recurrent/chunk_plan.cuh and what plans with it divide it."""
     most = most_chunks(rows, sequences)

@@ -48,7 +48,7 @@ def delta_step(
 
     and `norm`, over each head or any other group of `o`, with z as its gate, is the result. All of it is float32.
 
-    `chunked`: a GPU may compute a sequence of 64 rows or more by products of chunks
+    `chunked`: a GPU may compute a sequence of 64 rows or more by products of chunks, if K and V are 128
     (csrc/cuda/recurrent/delta_chunk.cu), each float32 factor in two parts of bfloat16. That is many times faster, and
     depends in its last bits on how a sequence's tokens are cut into steps.
 
@@ -68,7 +68,7 @@ def delta_step(
     tensors |= {"matrices": states.matrices, "norm": norm.weight, "rates": rates, "dt_bias": dt_bias, "out": out}
     device, sequences = check_devices(tensors), len(moves.read)
     tiles = chunks.delta_tiles(key_heads, heads)
-    room = chunks.room_for(tiles, x, sequences) if chunked else None
+    room = chunks.room_for(tiles, x, sequences) if chunked and chunks.takes_head(key_dim, value_dim) else None
     rooms = [] if device.type == "cpu" else [chunks.room_at(tiles, room)]
     run(
         "delta_step", tensors, *common, matrices_at(states.matrices), norm_at(norm), rows_at(out),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-ROWS = 128
-"""Rows of a state of the delta rule: elements of a key."""
+DELTA_HEADS = ((128, 128), (96, 192))
+"""Elements of a key and of a value of the delta rule: rows and columns of a state."""
 SSM_ROWS = (128, 256)
 """Rows of a state of Mamba2: elements of B and C."""
-VALUES = 128
-"""Elements of a value of the delta rule."""
 TAPS = 4
 MOST_SHARING = 4
 """Heads of the delta rule that share a key head: their blocks are one cluster."""
@@ -20,8 +18,9 @@ WORD = 4
 
 def check_delta(key_heads: int, heads: int, key_dim: int, value_dim: int, taps: int) -> None:
     """Raises ValueError for a layer of the gated delta rule that no kernel takes; see `delta_step`."""
-    _check(key_dim == ROWS, f"keys of {key_dim} elements, and not {ROWS}")
-    _check(value_dim == VALUES, f"values of {value_dim} elements, and not {VALUES}")
+    known = " or ".join(f"{keys} and {values}" for keys, values in DELTA_HEADS)
+    head = f"keys and values of {key_dim} and {value_dim} elements"
+    _check((key_dim, value_dim) in DELTA_HEADS, f"{head}, and not {known}")
     _check(taps == TAPS, f"a convolution of {taps} taps, and not {TAPS}")
     _check(heads <= MOST_SHARING * key_heads, f"{heads} heads to {key_heads} key heads, more than {MOST_SHARING} each")
     _check(2 * heads % WORD == 0, f"{heads} heads, an odd number")

@@ -141,6 +141,28 @@ HYBRID_SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32,
         "linear_num_value_heads": 32,
     },
+    "olmo-hybrid-7b": {
+        field: _QWEN3_5[field] for field in ("dtype", "hidden_act", "rms_norm_eps", "linear_conv_kernel_dim")
+    }
+    | {
+        "architectures": ["OlmoHybridForCausalLM"],
+        "model_type": "olmo_hybrid",
+        "hidden_size": 3840,
+        "intermediate_size": 11_008,
+        "num_attention_heads": 30,
+        "num_key_value_heads": 30,
+        "num_hidden_layers": 32,
+        "linear_num_key_heads": 30,
+        "linear_num_value_heads": 30,
+        "linear_key_head_dim": 96,
+        "linear_value_head_dim": 192,
+        "linear_allow_neg_eigval": True,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+        "vocab_size": 100_352,
+        "max_position_embeddings": 65_536,
+        "rope_parameters": None,
+        "tie_word_embeddings": False,
+    },
     "qwen3.5-35b-a3b": _qwen3_5_moe(40),
     "qwen3.5-35b-a3b-20": _qwen3_5_moe(20),
     "lfm2-1.2b": {

@@ -58,11 +58,24 @@ cudaError_t launch(const DeltaArgs& a, cudaStream_t stream) {
   return launch_after(delta_kernel<T, C>, how, stream, a);
 }
 
+// Columns of a part are 32, 64 or 128, so wide heads have three parts.
+template <class T>
+cudaError_t launch_wide(const DeltaArgs& a, cudaStream_t stream) {
+  const int cut = a.cut ? a.cut : a.step.rows <= 2 * a.step.moves.sequences ? 1 : 2;
+  switch (cut) {
+    case 1: return launch<T, Cut<WideHead, 3, 4, 2, 1, 2>>(a, stream);
+    case 2: return launch<T, Cut<WideHead, 3, 4, 4, 2, 2>>(a, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+bool is_wide(const DeltaArgs& a) { return a.key_dim == WideHead::kRows && a.value_dim == WideHead::kHead; }
+
 template <class T>
 bool takes(const DeltaArgs& a) {
   const RecurrentArgs& s = a.step;
-  return a.key_dim == kRows && a.value_dim == kHead && a.heads % a.key_heads == 0 && s.convolution.taps == kTaps &&
-         a.norm.weight && a.norm.group == kHead && !a.norm.gate_first && in_words<T>(s.x, s.x_stride) &&
+  return ((a.key_dim == kRows && a.value_dim == kHead) || (is_wide(a) && !a.room.data)) && a.heads % a.key_heads == 0 &&
+         s.convolution.taps == kTaps && a.norm.weight && a.norm.group == a.value_dim && !a.norm.gate_first && in_words<T>(s.x, s.x_stride) &&
          in_words<T>(s.columns.data, s.columns.stride) && in_words<T>(s.convolution.weight, s.convolution.channels) &&
          in_words<T>(s.convolution.bias, 0) && in_words<T>(s.out, s.out_stride) && in_words<float>(a.matrices.data, a.matrices.stride);
 }
@@ -77,11 +90,12 @@ cudaError_t delta_step(const DeltaArgs& a, cudaStream_t stream) {
   const cudaError_t error = with_dtype(a.step.dtype, [&](auto tag) {
     using T = decltype(tag);
     if (!takes<T>(a)) return cudaErrorInvalidValue;
+    if (is_wide(a)) return launch_wide<T>(a, stream);
     switch (a.cut ? a.cut : cut_of(a, device.multiprocessors)) {
-      case 1: return launch<T, Cut<1, 4, 4, 2, 1>>(a, stream);
-      case 2: return launch<T, Cut<4, 2, 2, 1, 2>>(a, stream);
-      case 3: return launch<T, Cut<4, 2, 4, 2, 2>>(a, stream);
-      case 4: return launch<T, Cut<4, 2, 4, 4, 1>>(a, stream);
+      case 1: return launch<T, Cut<EvenHead, 1, 4, 4, 2, 1>>(a, stream);
+      case 2: return launch<T, Cut<EvenHead, 4, 2, 2, 1, 2>>(a, stream);
+      case 3: return launch<T, Cut<EvenHead, 4, 2, 4, 2, 2>>(a, stream);
+      case 4: return launch<T, Cut<EvenHead, 4, 2, 4, 4, 1>>(a, stream);
       case 5: return launch_stream<T, Stream<sizeof(T) == 2 ? 2 : 1>>(a, device.multiprocessors, stream);
       default: return cudaErrorInvalidValue;
     }

@@ -11,20 +11,21 @@ namespace {
 // One of the warps that have the state.
 template <class T, class C>
 struct Advancer {
-  static constexpr int kWide = C::kWide, kTokens = C::kTokens;
+  using Own = State<C::kWide, C::kRows>;
+  static constexpr int kWide = C::kWide, kTokens = C::kTokens, kHeld = Own::kHeld;
 
   const DeltaArgs& a;
   const Sequence& sequence;
   Shared<C>& shared;
   const int lane, column, place;  // the first of its columns of the block; its place among the four of a column
   const int64_t offset;           // of its columns in a slot
-  State<kWide> state;
+  Own state;
 
   // `warp`: its number among those that have the state.
   __device__ Advancer(const DeltaArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory, int warp)
       : a(args), sequence(s), shared(memory), lane(threadIdx.x % 32),
         column(warp * kLaneColumns * kWide + lane % kLaneColumns * kWide), place(lane / kLaneColumns),
-        offset(int64_t(at.head) * kRows * kHead + at.part * C::kColumns + column) {}
+        offset(int64_t(at.head) * C::kRows * C::kHead + at.part * C::kColumns + column) {}
 
   __device__ float* slot(int id) const { return static_cast<float*>(a.matrices.data) + id * a.matrices.stride + offset; }
 
@@ -33,7 +34,7 @@ struct Advancer {
     float of_k[kWide][2] = {}, of_q[kWide][2] = {};
     Elements<float, 4> k[kHeld / 4];
     const auto four = [&](const float* of, int j) {
-      return *reinterpret_cast<const Elements<float, 4>*>(of + State<kWide>::row(place, 4 * j));
+      return *reinterpret_cast<const Elements<float, 4>*>(of + Own::row(place, 4 * j));
     };
 #pragma unroll
     for (int j = 0; j < kHeld / 4; ++j) {
@@ -84,15 +85,15 @@ struct Advancer {
       const int count = min(kTokens, sequence.tokens - first);
       for (int t = 0; t < count; ++t) {
         advance(shared.stages[stage % 2], t);
-        keeps.at(first + t + 1, [&](int kept) { state.store(slot(kept), kHead, place); });
+        keeps.at(first + t + 1, [&](int kept) { state.store(slot(kept), C::kHead, place); });
       }
       Handover::tell(shared.handover.used, stage);
     }
-    if (sequence.write && (sequence.tokens > 0 || sequence.write != sequence.read)) state.store(slot(sequence.write), kHead, place);
+    if (sequence.write && (sequence.tokens > 0 || sequence.write != sequence.read)) state.store(slot(sequence.write), C::kHead, place);
   }
   __device__ void run() {
     tell_cluster();
-    state.load(sequence.read ? slot(sequence.read) : nullptr, kHead, place);
+    state.load(sequence.read ? slot(sequence.read) : nullptr, C::kHead, place);
     advance_all(0);
     wait_for_cluster();
   }

@@ -31,7 +31,7 @@ struct Helper {
   Shared<C>& shared;
   const int base;  // stages of sequences before this one
   const int lane, warp, column;
-  const Channels channels;
+  const Channels<C> channels;
   const Line<T> line;
 
   __device__ Helper(const DeltaArgs& args, const Place<C>& at, const Sequence& s, Shared<C>& memory, int stages_before = 0)
@@ -39,7 +39,7 @@ struct Helper {
         warp(threadIdx.x / 32 % kHelpers),
         column(at.part * C::kColumns + lane * kOwn), channels(args, at.key_head, at.head), line(args.step, s, 0) {
     if (warp == 1 && lane == 0) shared.rate = a.rates[at.head], shared.dt_bias = a.dt_bias[at.head];
-    if (warp == 0) *own(shared.norm) = *reinterpret_cast<const Own*>(a.norm.weight + at.head * kHead + column);
+    if (warp == 0) *own(shared.norm) = *reinterpret_cast<const Own*>(a.norm.weight + at.head * C::kHead + column);
     const Convolution& c = a.step.convolution;
     for (int tap = warp; tap < kTaps; tap += kHelpers) take_weights(static_cast<const T*>(c.weight) + tap * c.channels, tap);
     if (c.bias && warp == 0) take_weights(c.bias, kTaps);
@@ -47,10 +47,13 @@ struct Helper {
   }
   // These warps among themselves.
   __device__ static void meet() { barrier_sync(kTaken + int(threadIdx.x) / (32 * kHelpers), 32 * kHelpers); }
+  // Of a key's values a lane has some from `key` on. Lanes behind them load what the last one does, and are zeros in sums.
+  static constexpr int kLast = C::kRows / kKey - 1;
+  __device__ int key() const { return (kLast == 31 || lane < kLast ? lane : kLast) * kKey; }
   __device__ void take_weights(const void* from, int tap) {
     float* to = shared.weights[tap];
-    widen_weights<T, kKey>(from, channels.q + lane * kKey, to + lane * kKey);
-    widen_weights<T, kKey>(from, channels.k + lane * kKey, to + kRows + lane * kKey);
+    widen_weights<T, kKey>(from, channels.q + key(), to + lane * kKey);
+    widen_weights<T, kKey>(from, channels.k + key(), to + kRows + lane * kKey);
     widen_weights<T, kOwn>(from, channels.v + column, to + 2 * kRows + lane * kOwn);
   }
 
@@ -66,8 +69,8 @@ struct Helper {
     // First what not all warps use: a load waits for the one before into its register.
     const int t = min(stage * kTokens + lane % kTokens, last);
     in.a = load_fresh<T, 1>(row(t) + channels.a).at[0], in.b = load_fresh<T, 1>(row(t) + channels.b).at[0];
-    line.run(first(stage) - kTaps + 1, last, channels.q + lane * kKey, in.q);
-    line.run(first(stage) - kTaps + 1, last, channels.k + lane * kKey, in.k);
+    line.run(first(stage) - kTaps + 1, last, channels.q + key(), in.q);
+    line.run(first(stage) - kTaps + 1, last, channels.k + key(), in.k);
     line.run(first(stage, kTurn) - kTaps + 1, last, channels.v + column, in.v);
     return in;
   }
@@ -105,11 +108,15 @@ struct Helper {
     float sums[3 * kPair];  // of q q, k k, k q
 #pragma unroll
     for (int i = 0; i < kPair; ++i) sums[3 * i] = sum(q[i], q[i]), sums[3 * i + 1] = sum(k[i], k[i]), sums[3 * i + 2] = sum(k[i], q[i]);
+    if (kLast < 31 && lane > kLast) {
+#pragma unroll
+      for (float& each : sums) each = 0.0f;
+    }
     sum_over_lanes(sums, 1, 32);
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
       const int t = warp * kPair + i;
-      const float of_q = __fmul_rn(inverse_root(__fadd_rn(sums[3 * i], kLeastSquares)), kRootOfRows);
+      const float of_q = __fmul_rn(inverse_root(__fadd_rn(sums[3 * i], kLeastSquares)), C::kRoot);
       const float of_k = inverse_root(__fadd_rn(sums[3 * i + 1], kLeastSquares)), both = sums[3 * i + 2];
 #pragma unroll
       for (int j = 0; j < kKey; ++j) q[i][j] = __fmul_rn(q[i][j], of_q), k[i][j] = __fmul_rn(k[i][j], of_k);
@@ -146,7 +153,7 @@ struct Helper {
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
       if (first(stage) + i >= sequence.tokens) break;
-      const float inverse = inverse_root(__fadd_rn(__fmul_rn(out.squares[i], 1.0f / kHead), a.norm.eps));
+      const float inverse = inverse_root(__fadd_rn(__fmul_rn(out.squares[i], 1.0f / C::kHead), a.norm.eps));
       float z[kOwn];
       widen(out.z[i], z);
       Elements<T, kOwn> put;
@@ -156,7 +163,7 @@ struct Helper {
         put.at[j] = from_float<T>(__fmul_rn(normed, silu_of(z[j])));
       }
       T* to = static_cast<T*>(a.step.out) + int64_t(sequence.begin + first(stage) + i) * a.step.out_stride;
-      *reinterpret_cast<Elements<T, kOwn>*>(to + place.head * kHead + column) = put;
+      *reinterpret_cast<Elements<T, kOwn>*>(to + place.head * C::kHead + column) = put;
     }
   }
   // Sums over this part's columns, to the warps of the other parts that have the same tokens. They have read those of two stages before:
@@ -181,6 +188,7 @@ struct Helper {
     for (int i = 0; i < kPair; ++i) {
       const int t = warp * kPair + i;
       sums[i] = __fadd_rn(squares[0][t], squares[1][t]);
+      if constexpr (C::kParts == 3) sums[i] = __fadd_rn(sums[i], squares[2][t]);
       if constexpr (C::kParts == 4) sums[i] = __fadd_rn(sums[i], __fadd_rn(squares[2][t], squares[3][t]));
     }
     __syncwarp();
@@ -188,7 +196,7 @@ struct Helper {
 
   // Columns of the convolution that this thread moves: those of v are this block's alone, those of q and k are moved with the last
   // of the heads that share them.
-  static constexpr int kQuads = kRows / 4, kQuadTurns = (2 * kQuads + 32 * kHelpers - 1) / (32 * kHelpers);
+  static constexpr int kQuads = C::kRows / 4, kQuadTurns = (2 * kQuads + 32 * kHelpers - 1) / (32 * kHelpers);
   struct Columns {
     Words<T, 4> v[kTaps - 1], keys[kQuadTurns][kTaps - 1];
   };

@@ -11,7 +11,7 @@ namespace octavo {
 namespace {
 
 template <int teams>
-struct Stream : Cut<1, 4, 2, 1, 1> {
+struct Stream : Cut<EvenHead, 1, 4, 2, 1, 1> {
   static constexpr bool kClustered = false, kHolds = false;
   static constexpr int kTeams = teams, kBuffers = 3;  // matrices in shared memory
   static constexpr int kFirstAdvancer = kTeams * kHelpers + 1;  // warp; the one before copies

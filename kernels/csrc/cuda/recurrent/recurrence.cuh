@@ -9,7 +9,6 @@ namespace octavo {
 
 constexpr int kRows = 128;           // of a state: a key's values
 constexpr int kLanes = 8;            // that share a column, each with every eighth four of its rows
-constexpr int kHeld = kRows / kLanes;
 constexpr int kLaneColumns = 32 / kLanes;
 
 // Where four neighbouring elements of a row, a slot or a vector can be loaded at once.

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from octavo_kernels.ops import Convolution, GatedNorm, takes_chunks
+from octavo_kernels.ops import Convolution, GatedNorm, takes_chunks, takes_head
 from octavo_worker.model.checkpoint.formats import Format, Matrix, Reader
 from octavo_worker.model.checkpoint.formats.base import Held
 from octavo_worker.model.checkpoint.mixtures import without_bias
@@ -51,6 +51,7 @@ class RecurrentReader:
         dt_bias = self._vector(at + self.names.dt_bias, heads)
         if isinstance(layer, DeltaLayer):
             norm = GatedNorm(self._head_norm(at, layer), layer.value_dim, layer.norm_eps)
+            chunked = chunked and takes_head(layer.key_dim, layer.value_dim)
             return DeltaMixer(layer, state, inputs, out, DeltaWeights(convolution, norm, rates, dt_bias), chunked)
         assert isinstance(whole, SsmLayer)
         skip = self._vector(at + self.names.skip, heads)
