@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from octavo_worker.bench.cli import bench
 from octavo_worker.bench.report import report
 from octavo_worker.bench.tables import show
+from octavo_worker.bench.workloads import GPU_WORKLOADS, LONG_WORKLOADS, workload
 
 SMALL = ("engine", "--device", "cpu", "--threads", "1", "--rounds", "1", "--num-blocks", "256")
 
@@ -58,3 +59,11 @@ def test_a_redirected_table_is_whole(columns: int, capsys: pytest.CaptureFixture
     assert "…" not in shown
     assert shown.count("1234567.25") == 2 * columns
     assert shown.count("a" * 30) == 2
+
+
+def test_workloads_of_long_prompts_have_to_be_asked_for() -> None:
+    assert not GPU_WORKLOADS.keys() & LONG_WORKLOADS.keys()
+    for name in LONG_WORKLOADS:
+        assert max(len(work.prompt) for work in workload("gpu", name, 100)) > 9216
+    with pytest.raises(ValueError, match=", ".join(LONG_WORKLOADS)):
+        workload("gpu", "prefill", 100)

@@ -65,7 +65,7 @@ BUDGETS = {
 }
 """Lines of Python that a room may have, and all rooms together: raised only by a commit that says why. A new room sets
 its own."""
-MOST_LINES_IN_ALL = 74_611
+MOST_LINES_IN_ALL = 74_615
 
 
 def lines_of(room: str) -> int:

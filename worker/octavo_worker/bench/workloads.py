@@ -72,10 +72,14 @@ GPU_WORKLOADS: dict[str, Callable[[], list[Work]]] = {
     "prefill1x8k": lambda: _equal(4, 1, 8192, 1),
 }
 
+LONG_WORKLOADS: dict[str, Callable[[], list[Work]]] = {"prefill1x32k": lambda: _equal(4, 1, 32_768, 1)}
+"""More of them, for a context that has to be asked for."""
+
 
 def workload(family: str, name: str, vocab_size: int) -> list[Work]:
     """The named request set. Raises ValueError that lists the known names."""
-    known = CPU_LENGTHS if family == "cpu" else GPU_WORKLOADS
+    gpu = GPU_WORKLOADS | LONG_WORKLOADS
+    known = CPU_LENGTHS if family == "cpu" else gpu
     if name not in known:
         raise ValueError(f"unknown workload {name!r}: the {family} family has {', '.join(known)}")
-    return cpu_workload(name, vocab_size) if family == "cpu" else GPU_WORKLOADS[name]()
+    return cpu_workload(name, vocab_size) if family == "cpu" else gpu[name]()
