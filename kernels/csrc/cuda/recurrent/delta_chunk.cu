@@ -16,7 +16,7 @@ cudaError_t launch_part(const ChunkArgs& c, int multiprocessors, cudaStream_t st
   const int tiles = c.plan.tiles;
   const auto blocks = [&](int wanted, int at_once) { return dim3(unsigned(min(wanted, at_once * multiprocessors))); };
   const Launch prepare{blocks(tiles * a.key_heads, kPreparers), 32 * kMakers, int(sizeof(PrepareShared))};
-  const Launch advance{blocks(tiles * a.heads * kPieces, 1), 32 * (kAdvancers + 1), int(sizeof(AdvanceShared))};
+  const Launch advance{blocks(tiles * a.heads * InPairs::kPieces, 1), 32 * (kAdvancers + 1), int(sizeof(AdvanceShared))};
   const Launch finish{blocks(tiles * a.heads, kFinished), 32 * kFinishers};
   cudaError_t error = launch_after(prepare_chunks<T>, prepare, stream, c);
   if (error == cudaSuccess) error = launch_after(advance_chunks, advance, stream, c);
