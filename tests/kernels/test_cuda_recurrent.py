@@ -80,25 +80,16 @@ def test_no_cut_shows_in_any_blocks_of_the_delta_rule(cut):
     blocks.assert_no_cut_shows(layer, 1000, [1, 2, 3, 4, 17, 600, 999], "cuda")
 
 
-def test_blocks_of_the_delta_rule_change_no_bit(monkeypatch):
-    layer, made = on_gpu(delta_layer(16, 32, 128, 128, dtype=torch.bfloat16)), []
-    for cut in CUTS:
+@pytest.mark.parametrize(("sizes", "cuts"), [((16, 32, 128, 128), CUTS), ((30, 30, 96, 192), WIDE_CUTS)])
+def test_blocks_of_the_delta_rule_change_no_bit(sizes, cuts, monkeypatch):
+    layer, made = on_gpu(delta_layer(*sizes, dtype=torch.bfloat16)), []
+    for cut in cuts:
         use_cut(monkeypatch, cut)
         states = blocks.begun(layer, "cuda", (1,))
         out = blocks.step(layer, layer.rows(240).cuda(), states, [Part(200, 1, 2), Part(1, 1, 3), Part(39, 1, 4)])
         made.append((out, states.columns[1:5], states.matrices[1:5]))
     for other in made[1:]:
         assert all(torch.equal(*pair) for pair in zip(made[0], other, strict=True))
-
-
-def test_blocks_of_wide_heads_change_no_bit(monkeypatch):
-    layer, made = on_gpu(delta_layer(30, 30, 96, 192, dtype=torch.bfloat16)), []
-    for cut in WIDE_CUTS:
-        use_cut(monkeypatch, cut)
-        states = blocks.begun(layer, "cuda", (1,))
-        out = blocks.step(layer, layer.rows(240).cuda(), states, [Part(200, 1, 2), Part(1, 1, 3), Part(39, 1, 4)])
-        made.append((out, states.columns[1:5], states.matrices[1:5]))
-    assert all(torch.equal(*pair) for pair in zip(*made, strict=True))
 
 
 def test_wide_heads_have_no_chunks():

@@ -13,6 +13,7 @@ from octavo_kernels.recurrent import sizes
 from . import recurrent_blocks as blocks
 from .recurrent_blocks import with_step
 
+HEADS = "128 and 128 or 96 and 192"
 DELTA = [
     (2, 4, 128, 128, 4), (2, 4, 64, 128, 4), (2, 4, 128, 64, 4), (2, 4, 128, 128, 3), (1, 4, 128, 128, 4),
     (1, 6, 128, 128, 4), (3, 3, 128, 128, 4), (16, 48, 128, 128, 4), (4, 4, 96, 192, 4), (2, 8, 96, 192, 4),
@@ -43,8 +44,8 @@ def takes(check: Callable[..., None], *of: int) -> bool:
 @pytest.mark.parametrize(
     ("check", "of", "found"),
     [
-        (sizes.check_delta, (2, 4, 96, 128, 4), "values of 96 and 128 elements, and not 128 and 128 or 96 and 192"),
-        (sizes.check_delta, (2, 4, 128, 192, 4), "keys and values of 128 and 192 elements, and not"),
+        (sizes.check_delta, (2, 4, 96, 128, 4), f"keys and values of 96 and 128 elements, and not {HEADS}"),
+        (sizes.check_delta, (2, 4, 128, 192, 4), f"keys and values of 128 and 192 elements, and not {HEADS}"),
         (sizes.check_delta, (1, 5, 128, 128, 4), "5 heads to 1 key heads, more than 4 each"),
         (sizes.check_ssm, (8, 192, 64, 4), "states of 192 rows, and not 128 or 256"),
         (sizes.check_conv, (64, 5), "convolutions of 5 taps, and not 2 to 4"),

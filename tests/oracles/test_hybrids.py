@@ -184,7 +184,7 @@ def test_what_ranks_cannot_share_is_named(
         (
             "qwen3_5",
             "bfloat16",
-            "layers with keys and values of 8 and .*not 128 and 128 or 96.*give --device cpu",
+            "recurrent layers with keys and values of 8 and .*, and not 128 and 128 or 96 and 192.*give --device cpu",
         ),
         ("bamba", "bfloat16", "recurrent layers with states of 12 rows, and not 128"),
         ("lfm2-adjusted", "bfloat16", "convolutions of 5 taps, and not 2 to 4"),

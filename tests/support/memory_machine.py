@@ -4,22 +4,18 @@ memory. It keeps the accounts of all pools and every token."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from engine_driver import Driver, expected_beams, expected_tokens, make_request
 from fake_runner import FakeRunner
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from proposers import AnswerBook, speculate
-from tiers import is_full
 
 from octavo_worker.contract.messages import AddRequest, BeamOptions, PinPrefix
 from octavo_worker.memory.block_pool import BlockPool
 from octavo_worker.memory.cost import Decision, PreemptionPolicy, Victim
 
-MOST_ROUNDS = 8
 SIZE = 4
 SALTS = (b"one", b"two")
 
@@ -179,17 +175,3 @@ class MemoryMachine(RuleBasedStateMachine):
             tokens = self.driver.tokens[name, given.index]
             whole = name not in self.aborted and name not in self.driver.failed
             assert tokens == (answer if whole else answer[: len(tokens)])
-
-
-def run_until_all_happened(
-    machine: type[MemoryMachine], examples: int, kinds: Sequence[str], *, least: int = 1
-) -> dict[str, int]:
-    """Run so many examples; in the full tier again as long as one of `kinds` has happened less than `least` times, as
-    what is drawn is a matter of luck. The kinds that are still as rare."""
-    for _ in range(MOST_ROUNDS):
-        run = settings(max_examples=examples, stateful_step_count=100, deadline=None)
-        run_state_machine_as_test(machine, settings=run)
-        rare = {kind: machine.done[kind] for kind in kinds if machine.done[kind] < least}
-        if not (is_full() and rare):
-            break
-    return rare if is_full() else {}
