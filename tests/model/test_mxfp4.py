@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.causal_model import CacheConfig
 from octavo_worker.model.checkpoint.formats import Reader, format_of
 from octavo_worker.model.checkpoint.mixtures import MixtureReader
-from octavo_worker.model.checkpoint.source import Checkpoint
+from octavo_worker.model.checkpoint.source import Checkpoint, Cut
 from octavo_worker.model.config import MixtureMlp
 from octavo_worker.model.decoder import Decoder
 from octavo_worker.model.errors import CheckpointError
@@ -83,7 +83,7 @@ def test_a_missing_tensor_is_named(lost: str, tmp_path: Path) -> None:
     del tensors[f"model.layers.1.mlp.experts.{lost}"]
     save_file(tensors, tmp_path / "model.safetensors")
     module, _, ending = lost.rpartition("_")
-    with pytest.raises(CheckpointError, match=rf"experts\.{module}\.0\.{ending}' is missing"):
+    with pytest.raises(CheckpointError, match=rf"experts\.{module}\.{ending}' is missing"):
         loaded(tmp_path)
 
 
@@ -103,3 +103,33 @@ def test_the_parts_of_ranks_sum_up_to_the_whole(tmp_path: Path) -> None:
 
     x = torch.randn(9, CONFIG.hidden_size, generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(made(Rank(0, 2), x) + made(Rank(1, 2), x), made(None, x), rtol=0, atol=2e-5)
+
+
+class Recorded(Checkpoint):
+    """Remembers how many bytes of which codes were asked for."""
+
+    asked: ClassVar[list[int]] = []
+
+    def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
+        if name.endswith("blocks"):
+            self.asked.append(target.numel())
+        super().read(name, target, transposed, cut)
+
+
+@pytest.mark.parametrize("experts", ["split", "whole"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_all_codes_of_a_rank_are_read_at_once_and_no_others(ranks: int, experts: str, tmp_path: Path) -> None:
+    """A read for each expert takes as long as its bytes do from memory."""
+    released(tmp_path)
+    described = decoder_config(CONFIG)
+    assert described is not None
+    mlp = described.layers[0].mlp
+    assert isinstance(mlp, MixtureMlp)
+    tensors = load_file(tmp_path / "model.safetensors")
+    blocks = [tensors[f"model.layers.0.mlp.experts.{name}_proj_blocks"] for name in ("gate_up", "down")]
+    for index in range(ranks):
+        Recorded.asked.clear()
+        reader = Reader(Recorded.open(tmp_path), torch.float32, torch.device("cpu"), Products())
+        shards = Shards(described, Rank(index, ranks), experts) if ranks > 1 else None
+        MixtureReader(described, reader, format_of(tmp_path), shards).read("model.layers.0.", mlp)
+        assert Recorded.asked == [stack.numel() // ranks for stack in blocks]

@@ -142,7 +142,7 @@ class Undrawn:
     def under(self, name: str) -> Mapping[str, Place]:
         return {}
 
-    def unstack(self, name: str) -> Mapping[str, Place]:
+    def join(self, name: str, turned: bool) -> Mapping[str, Place]:
         return {}
 
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:

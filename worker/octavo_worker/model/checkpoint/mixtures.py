@@ -35,13 +35,13 @@ UNIT = 8
 
 
 class Stored(NamedTuple):
-    """How a checkpoint stores a matrix of every expert: the names of its parts, its rows in each of them, which of
-    these stand where, and whether they are columns."""
+    """How a checkpoint stores a matrix of every expert: the names of its parts, its rows in each of them, and which of
+    these stand where. A `joined` part is that of all experts."""
 
     parts: Sequence[str]
     rows: Sequence[int]
     order: Sequence[int] | None = None
-    transposed: bool = False
+    joined: bool = False
 
 
 class MixtureReader:
@@ -89,45 +89,46 @@ class MixtureReader:
     def _up(self, at: str, mlp: MixtureMlp) -> Stored:
         names, width = self.names, mlp.width
         stacked, rows = at + names.stacked[0], (2 if self.config.gated else 1) * width
-        turned = self._is_turned(at, stacked, rows, self.config.hidden_size)
-        if turned is not None:
+        if self._join(at, stacked, rows, self.config.hidden_size):
             halves = (*range(0, rows, 2), *range(1, rows, 2)) if names.alternating else None
-            return Stored([f"{stacked}.{{}}"], [rows], halves, turned)
+            return Stored([stacked], [rows], halves, joined=True)
         return Stored([at + names.each + name for name in names.up], [width] * len(names.up))
 
     def _down(self, at: str, mlp: MixtureMlp) -> Stored:
-        stacked = at + self.names.stacked[1]
-        turned = self._is_turned(at, stacked, self.config.hidden_size, mlp.width)
-        if turned is not None:
-            return Stored([f"{stacked}.{{}}"], [self.config.hidden_size], None, turned)
-        return Stored([at + self.names.each + self.names.down], [self.config.hidden_size])
+        stacked, rows = at + self.names.stacked[1], [self.config.hidden_size]
+        if self._join(at, stacked, rows[0], mlp.width):
+            return Stored([stacked], rows, joined=True)
+        return Stored([at + self.names.each + self.names.down], rows)
 
-    def _is_turned(self, at: str, name: str, rows: int, depth: int) -> bool | None:
-        """True if an expert's stacked weight is stored `[depth, rows]`; codes never are. None: experts stand alone, or
-        are drawn as if they did."""
-        if self.reader.source.under(f"{at}{self.names.each.format(0)}{self.names.down}"):
-            return None
-        places = self.reader.source.unstack(name)
-        if "weight" not in places:
-            return False if places.keys() & {"blocks", "scales"} else None
-        return self.names.transposed if rows == depth else places["weight"].shape == (depth, rows)
+    def _join(self, at: str, name: str, rows: int, depth: int) -> bool:
+        """Joins the experts of a stack, which may be stored `[depth, rows]`; codes never are. False: experts stand
+        alone, or are drawn as if they did."""
+        source = self.reader.source
+        if source.under(f"{at}{self.names.each.format(0)}{self.names.down}"):
+            return False
+        module, _, ending = name.rpartition(".")
+        place = source.under(name).get("weight") or source.under(module).get(ending)
+        turned = place is not None and (self.names.transposed if rows == depth else place.shape[1:] == (depth, rows))
+        return not source.join(name, turned).keys().isdisjoint({"weight", "blocks", "scales"})
 
     def _experts(self, at: str, mlp: MixtureMlp, stored: Stored, depth: int, *, is_up: bool) -> Linear:
         """The matrices of all experts, or of those that this rank has, one below the other."""
         count = mlp.routing.experts
-        names = [part.format(expert) for expert in range(count) for part in stored.parts]
+        apart, together = (1, count) if stored.joined else (count, 1)
+        names = [part.format(expert) for expert in range(apart) for part in stored.parts]
         held, order = None, stored.order
         owned = range(count) if self.shards is None else self.shards.experts(count)
         if self.shards is not None:
             one = self._held(mlp, stored, self.shards, is_up=is_up)
             none = [[range(0)]] * len(one.rows)
             ranges = [each for expert in range(count) for each in (one.rows if expert in owned else none)]
-            held = Held(ranges, one.depth)
+            held = Held([_below(ranges, stored.rows[0])] if stored.joined else ranges, one.depth)
             if order is not None:
                 rows = sum(map(len, one.rows[0]))
                 order = (*range(0, rows, 2), *range(1, rows, 2))
-        orders = () if order is None else (order,) * count
-        matrix = Matrix(names, list(stored.rows) * count, depth, mlp.biased, stored.transposed, held, orders)
+        orders = () if order is None else (order,) * apart
+        rows_of = [rows * together for rows in stored.rows] * apart
+        matrix = Matrix(names, rows_of, depth, mlp.biased, held=held, orders=orders)
         linear = self.form.linear(matrix, self.reader)
         rows, is_on_gpu = sum(matrix.held_rows) // len(owned), self.reader.device.type == "cuda"
         self._check(linear, names[0], None if is_on_gpu else rows)
@@ -217,6 +218,11 @@ class MixtureReader:
             gate = self._in_float32(matrix)
         width = mlp.shared if held is None else len(held.depth)
         return SharedExpert(self.form.linear(up, self.reader), last, width, gate)
+
+
+def _below(ranges: Sequence[Sequence[range]], rows: int) -> list[range]:
+    """Ranges of equal matrices of so many rows in one that has them below each other."""
+    return [range(at * rows + r.start, at * rows + r.stop) for at, each in enumerate(ranges) for r in each if len(r)]
 
 
 def without_bias(linear: Linear) -> Linear:

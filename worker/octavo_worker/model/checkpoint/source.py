@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,10 +66,10 @@ class WeightSource(Protocol):
         """The tensors `name.*`, by what stands for the star; empty if there is none, or none has to be there."""
         ...
 
-    def unstack(self, name: str) -> Mapping[str, Place]:
-        """Makes stacked tensors of a name, `name`, `name.*`, `name_bias` and others of `STACKED`, into `name.0.weight`,
-        `name.0.bias` and so on, each of a matrix of its own. The first of these by their endings; empty if there is
-        none."""
+    def join(self, name: str, turned: bool) -> Mapping[str, Place]:
+        """Makes stacked tensors of a name, `name`, `name.*`, `name_bias` and others of `STACKED`, into `name.weight`,
+        `name.bias` and so on, those of one matrix that has the stacked ones, or, if weights are `turned`, their
+        transposes, below each other. The tensors by their endings; empty if there is none."""
         ...
 
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
@@ -100,7 +101,8 @@ class Checkpoint:
     files: dict[str, Path]  # tensor name -> file
     places: dict[str, Place]
     unread: set[str] = field(default_factory=set)
-    stacked: dict[str, tuple[str, int]] = field(default_factory=dict)  # a tensor that was unstacked, and which of it
+    joined: dict[str, str] = field(default_factory=dict)  # a tensor that was joined -> the stack in the file
+    turned: set[str] = field(default_factory=set)  # those of them whose parts are transposed
     handles: dict[Path, safe_open] = field(default_factory=dict)
 
     @classmethod
@@ -149,34 +151,35 @@ class Checkpoint:
     def under(self, name: str) -> Mapping[str, Place]:
         return self._modules.get(name, {})
 
-    def unstack(self, name: str) -> Mapping[str, Place]:
+    def join(self, name: str, turned: bool) -> Mapping[str, Place]:
         parts = {ending: f"{name}.{ending}" for ending in self.under(name)}
         parts |= {end: f"{name}{tail}" for end, tail in STACKED.items() if f"{name}{tail}" in self.places}
         for ending, whole in parts.items():
-            place = self.places[whole]
-            count, *shape = place.shape
-            size = (place.end - place.begin) // count
-            for number in range(count):
-                begin, module = place.begin + number * size, f"{name}.{number}"
-                made = Place(place.kind, tuple(shape), begin, begin + size)
-                self.places[f"{module}.{ending}"] = self._modules.setdefault(module, {})[ending] = made
-                self.files[f"{module}.{ending}"] = self.files[whole]
-                self.stacked[f"{module}.{ending}"] = whole, number
-                self.unread.add(f"{module}.{ending}")
+            made, place = f"{name}.{ending}", self.places[whole]
+            count, rows, *columns = (*place.shape, 1)[: max(2, len(place.shape))]
+            if turned and ending == "weight":
+                self.turned.add(made)
+                (rows,), columns = columns, [rows]
+            shape = (count * rows, math.prod(columns)) if columns else (count * rows,)
             self.unread.discard(whole)
-        return self.under(f"{name}.0")
+            self.unread.add(made)
+            self.places[made] = self._modules.setdefault(name, {})[ending] = replace(place, shape=shape)
+            self.files[made], self.joined[made] = self.files[whole], whole
+        return self.under(name)
 
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         self._check(name, target, transposed, cut)
         handle = self._handle(name)
         self.unread.discard(name)
-        whole, number = self.stacked.get(name, (name, None))
-        if cut is not None:
-            stored = handle.get_slice(whole)
-            _read_cut(stored if number is None else Unstacked(stored, number), target, transposed, cut)
-            return
-        tensor = handle.get_tensor(name) if number is None else handle.get_slice(whole)[number]
-        target.copy_(tensor.T if transposed else tensor)
+        if (whole := self.joined.get(name)) is not None:
+            stack = handle.get_tensor(whole)
+            matrix = (stack.to(target.device).mT if name in self.turned else stack).reshape(self.places[name].shape)
+            target.copy_(matrix if cut is None else cut.of(matrix))
+        elif cut is not None:
+            _read_cut(handle.get_slice(name), target, transposed, cut)
+        else:
+            tensor = handle.get_tensor(name)
+            target.copy_(tensor.T if transposed else tensor)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them by name, as pages of their files, which are read as they are used."""
@@ -232,7 +235,7 @@ class RandomWeights:
     def under(self, name: str) -> Mapping[str, Place]:
         return {}  # only what every model has
 
-    def unstack(self, name: str) -> Mapping[str, Place]:
+    def join(self, name: str, turned: bool) -> Mapping[str, Place]:
         return {}
 
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
@@ -271,18 +274,6 @@ class RandomWeights:
 
     def finish(self, has_no_use: Callable[[str], bool]) -> None:
         pass
-
-
-@dataclass(frozen=True, slots=True)
-class Unstacked:
-    """One of several equal tensors in a slice of safetensors."""
-
-    stored: Any
-    number: int
-
-    def __getitem__(self, ranges: slice | tuple[slice, slice]) -> Tensor:
-        part: Tensor = self.stored[(self.number, *(ranges if isinstance(ranges, tuple) else (ranges,)))]
-        return part
 
 
 def _read_cut(stored: Any, target: Tensor, transposed: bool, cut: Cut) -> None:

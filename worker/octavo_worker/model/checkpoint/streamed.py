@@ -94,7 +94,8 @@ class StreamedCheckpoint(Checkpoint):
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         self._check(name, target, transposed, cut)
         place = self.places[name]
-        if place.dtype is not target.dtype or transposed or not target.is_contiguous() or not target.numel():
+        is_turned = transposed or name in self.turned
+        if place.dtype is not target.dtype or is_turned or not target.is_contiguous() or not target.numel():
             super().read(name, target, transposed, cut)
             return
         self.unread.discard(name)

@@ -47,10 +47,10 @@ class Blocks:
     def wanted(self) -> dict[str, Wanted]:
         rows, groups = self.part.rows, -(-self.part.depth // GROUP)
         return {
-            "blocks": Wanted([(rows, groups, GROUP // 2)], [torch.uint8]),
+            "blocks": Wanted([(rows, groups * GROUP // 2)], [torch.uint8], {"rows": 1, "depth": 2}),
             "scales": Wanted([(rows, groups)], [torch.uint8], {"rows": 1, "depth": GROUP}),
         }
 
     def weight(self, raw: dict[str, Tensor]) -> QuantisedWeight:
         scales = raw["scales"].T.contiguous().view(torch.float8_e8m0fnu).float()
-        return QuantisedWeight(self.scheme, raw["blocks"].flatten(1), scales)
+        return QuantisedWeight(self.scheme, raw["blocks"], scales)
