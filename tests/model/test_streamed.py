@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from octavo_worker.model.checkpoint import streamed
 from octavo_worker.model.checkpoint.header import read_header
 from octavo_worker.model.checkpoint.source import Checkpoint, Cut
-from octavo_worker.model.checkpoint.streamed import StreamedCheckpoint, pieces_of
+from octavo_worker.model.checkpoint.streamed import Piece, StreamedCheckpoint, loads_of, pieces_of
 from octavo_worker.model.errors import CheckpointError
 
 
@@ -79,6 +79,7 @@ def test_numbers_are_not_made_of_codes(tmp_path: Path) -> None:
         Checkpoint.open(tmp_path).read("codes", torch.zeros(3, dtype=torch.bfloat16))
 
 
+SIZES = [10, 20, 20, 30, 60, 20, 20, 20]
 CUTS = [
     Cut((300, 70), [range(300)], range(70)),
     Cut((300, 70), [range(20, 110), range(200, 201)], range(70)),
@@ -87,20 +88,23 @@ CUTS = [
 ]
 
 
-@pytest.mark.parametrize("piece", [64, 1000, 1 << 20])
+@pytest.mark.parametrize("size", [64, 1000, 1 << 20])
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_pieces_are_those_of_a_cut(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], cut: Cut, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streamed, "PIECE", piece)
-    monkeypatch.setattr(streamed, "LEAST", 100)
+def test_pieces_are_those_of_a_cut(tmp_path: Path, tensors: dict[str, torch.Tensor], cut: Cut, size: int) -> None:
     file = tmp_path / "one.safetensors"
     target = torch.zeros(cut.held, dtype=torch.bfloat16)
-    for part in pieces_of(read_header(file)["a"], target, cut):
+    for part in pieces_of(0, read_header(file)["a"], target, cut, size):
         read = file.read_bytes()[part.begin : part.begin + part.size]
-        assert part.size <= max(piece, 140), "a row at least"
+        assert part.size <= max(size, 140), "a row at least"
         part.take(torch.frombuffer(bytearray(read), dtype=torch.uint8))
     assert torch.equal(target, cut.of(tensors["a"]))
+
+
+def test_small_pieces_are_loaded_together() -> None:
+    pieces = [Piece(0, 100 * number, torch.zeros(size, dtype=torch.uint8)) for number, size in enumerate(SIZES)]
+    loads = list(loads_of(pieces, 50))
+    assert [piece for load in loads for piece in load] == pieces
+    assert [[piece.size for piece in load] for load in loads] == [[10, 20, 20], [30], [60], [20, 20], [20]]
 
 
 @pytest.mark.gpu

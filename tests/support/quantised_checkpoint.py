@@ -18,7 +18,7 @@ from octavo_worker.contract.step import SequenceStep
 from octavo_worker.model.batch import ragged_batch
 from octavo_worker.model.causal_model import CacheConfig
 from octavo_worker.model.checkpoint.formats import Reader, format_of
-from octavo_worker.model.checkpoint.formats.stored import Part, QuantisedFormat, read_weights
+from octavo_worker.model.checkpoint.formats.stored import Part, QuantisedFormat, Taken, canonical, check_headers
 from octavo_worker.model.checkpoint.source import Checkpoint
 from octavo_worker.model.layers.linear import Products
 from octavo_worker.runner.base import BaseRunner
@@ -36,7 +36,8 @@ def read_weight(folder: Path, name: str, rows: int, depth: int) -> QuantisedWeig
     part = Part(name, rows, depth, source.under(name))
     stored = form.method.stored(part)
     assert stored is not None
-    (weight,) = read_weights([(part, stored)], Reader(source, torch.float32, torch.device("cpu"), Products()))
+    taken = Taken(part, stored, check_headers(part, stored))
+    (weight,) = canonical([taken], Reader(source, torch.float32, torch.device("cpu"), Products()))
     return weight
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -169,17 +169,11 @@ class Checkpoint:
 
     def read(self, name: str, target: Tensor, transposed: bool = False, cut: Cut | None = None) -> None:
         self._check(name, target, transposed, cut)
-        handle = self._handle(name)
         self.unread.discard(name)
-        if (whole := self.joined.get(name)) is not None:
-            stack = handle.get_tensor(whole)
-            matrix = (stack.to(target.device).mT if name in self.turned else stack).reshape(self.places[name].shape)
-            target.copy_(matrix if cut is None else cut.of(matrix))
-        elif cut is not None:
-            _read_cut(handle.get_slice(name), target, transposed, cut)
-        else:
-            tensor = handle.get_tensor(name)
-            target.copy_(tensor.T if transposed else tensor)
+        stored = self._handle(name).get_tensor(self.joined.get(name, name))  # pages that are read as they are used
+        stored = (stored.to(target.device).mT if name in self.turned else stored).reshape(self.places[name].shape)
+        stored = stored.T if transposed else stored
+        target.copy_(stored if cut is None else cut.of(stored))
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them by name, as pages of their files, which are read as they are used."""
@@ -274,16 +268,6 @@ class RandomWeights:
 
     def finish(self, has_no_use: Callable[[str], bool]) -> None:
         pass
-
-
-def _read_cut(stored: Any, target: Tensor, transposed: bool, cut: Cut) -> None:
-    """`stored` is a slice of safetensors: it reads no more than it is asked for."""
-    for rows, part in zip(cut.rows, target.split([len(rows) for rows in cut.rows]), strict=True):
-        some, columns = slice(rows.start, rows.stop), slice(cut.columns.start, cut.columns.stop)
-        if len(cut.shape) == 1:
-            part.copy_(stored[some])
-        else:
-            part.copy_(stored[columns, some].T if transposed else stored[some, columns])
 
 
 def _files_of(folder: Path, headers: Mapping[Path, Mapping[str, Place]]) -> dict[str, Path]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ class Piece:
     """Bytes of a file from `begin` on, for `target[n]` (uint8). With `row_bytes` they are rows of so many bytes, of
     which those from `first` on fill the rows of `target[n, width]`."""
 
+    file: int
     begin: int
     target: Tensor
     row_bytes: int = 0
@@ -58,19 +60,19 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self.buffer = torch.empty(PIECE, dtype=torch.uint8, pin_memory=True)
-        self.bytes = self.buffer.numpy().data
         self.stream = torch.cuda.Stream(device)
 
-    def fill(self, file: int, piece: Piece, usable: torch.cuda.Event) -> None:
-        """Reads a piece and starts its copy, which waits for the event `usable`."""
-        self.stream.synchronize()  # the copy before this one
-        read_bytes(file, piece.begin, self.bytes[: piece.size])
+    def fill(self, load: Sequence[Piece], usable: torch.cuda.Event) -> None:
+        """Reads pieces and starts their copies, which wait for the event `usable`."""
+        self.stream.synchronize()  # the copies before these
+        sizes = [piece.size for piece in load]
+        parts = list(zip(load, self.buffer[: sum(sizes)].split(sizes), strict=True))
+        for piece, part in parts:
+            read_bytes(piece.file, piece.begin, part.numpy().data)
         self.stream.wait_event(usable)
         with torch.cuda.stream(self.stream):
-            read = self.buffer[: piece.size]
-            if piece.row_bytes:  # the copy of a part of pinned rows would wait for the device
-                read = read.to(piece.target.device, non_blocking=True)
-            piece.take(read)
+            for piece, part in parts:  # the copy of a part of pinned rows would wait for the device
+                piece.take(part.to(piece.target.device, non_blocking=True) if piece.row_bytes else part)
 
 
 @dataclass
@@ -83,7 +85,9 @@ class StreamedCheckpoint(Checkpoint):
     """
 
     _descriptors: dict[Path, int] = field(default_factory=dict)
-    _pieces: list[Future[None]] = field(default_factory=list)
+    _asked: list[Callable[[int], Iterator[Piece]]] = field(default_factory=list)
+    _bytes: int = 0  # of what was asked for
+    _loads: list[Future[None]] = field(default_factory=list)
     _buffers: list[Staging] = field(default_factory=list)
     _idle: queue.SimpleQueue[Staging] = field(default_factory=queue.SimpleQueue)
 
@@ -100,16 +104,16 @@ class StreamedCheckpoint(Checkpoint):
             return
         self.unread.discard(name)
         self._prepare(target.device)
-        # Work in flight on the current stream may still use or fill the target's memory.
-        usable = torch.cuda.current_stream(target.device).record_event()
-        file = self._open(self.files[name])
-        for piece in pieces_of(place, target, cut):
-            self._pieces.append(self._threads.submit(self._load, file, piece, usable))
+        self._asked.append(partial(pieces_of, self._open(self.files[name]), place, target, cut))
+        self._bytes += target.nbytes
+        if self._bytes >= THREADS * PIECE:
+            self._start()
 
     def wait(self) -> None:
-        for piece in self._pieces:
-            piece.result()
-        self._pieces.clear()
+        self._start()
+        for load in self._loads:
+            load.result()
+        self._loads.clear()
         for buffer in self._buffers:
             buffer.stream.synchronize()
 
@@ -122,10 +126,23 @@ class StreamedCheckpoint(Checkpoint):
                 os.close(descriptor)
         super().finish(has_no_use)
 
-    def _load(self, file: int, piece: Piece, usable: torch.cuda.Event) -> None:
+    def _start(self) -> None:
+        """Shares out among the threads what was asked for, small tensors by many at a time: a thread that has read
+        waits for the interpreter."""
+        if not self._asked:
+            return
+        # Work in flight on the current stream may still use or fill the targets' memory.
+        usable = torch.cuda.current_stream(self._buffers[0].stream.device).record_event()
+        size = min(PIECE, max(LEAST, -(-self._bytes // THREADS)))
+        for load in loads_of(chain.from_iterable(pieces(size) for pieces in self._asked), size):
+            self._loads.append(self._threads.submit(self._load, load, usable))
+        self._asked.clear()
+        self._bytes = 0
+
+    def _load(self, load: Sequence[Piece], usable: torch.cuda.Event) -> None:
         staging = self._idle.get()
         try:
-            staging.fill(file, piece, usable)
+            staging.fill(load, usable)
         finally:
             self._idle.put(staging)
 
@@ -142,25 +159,30 @@ class StreamedCheckpoint(Checkpoint):
         return self._descriptors[file]
 
 
-def pieces_of(place: Place, target: Tensor, cut: Cut | None) -> Iterator[Piece]:
-    """Pieces of a tensor, or of what a `cut` leaves of it, for a contiguous `target`. Of parts of rows whole ones are
-    read."""
+def pieces_of(file: int, place: Place, target: Tensor, cut: Cut | None, size: int) -> Iterator[Piece]:
+    """Pieces of a tensor, or of what a `cut` leaves of it, for a contiguous `target`: of up to `size` bytes, or of a
+    row, all of which is read for a part of it."""
     octets = target.view(-1).view(torch.uint8)
-    if cut is None:
-        yield from _pieces(place.begin, octets)
-        return
-    row_bytes = (place.end - place.begin) // cut.shape[0]
-    stretches = octets.split([octets.numel() // len(target) * len(rows) for rows in cut.rows])
-    for rows, stretch in zip(cut.rows, stretches, strict=True):
-        begin = place.begin + rows.start * row_bytes
-        if cut.has_whole_rows:
-            yield from _pieces(begin, stretch)
-        else:
-            yield from _pieces(begin, stretch.view(len(rows), -1), row_bytes, cut.columns.start * target.itemsize)
+    cut = cut or Cut((len(octets),), [range(len(octets))])
+    row_bytes, held = (place.end - place.begin) // cut.shape[0], len(octets) // sum(map(len, cut.rows))
+    for rows, stretch in zip(cut.rows, octets.split([held * len(each) for each in cut.rows]), strict=True):
+        begin, unit, first = place.begin + rows.start * row_bytes, 0, 0
+        if not cut.has_whole_rows:
+            stretch, unit, first = stretch.view(len(rows), -1), row_bytes, cut.columns.start * target.itemsize
+        step = max(1, size // max(1, unit))
+        for at in range(0, len(stretch), step):
+            yield Piece(file, begin + at * max(1, unit), stretch[at : at + step], unit, first)
 
 
-def _pieces(begin: int, target: Tensor, row_bytes: int = 0, first: int = 0) -> Iterator[Piece]:
-    step = max(row_bytes, 1)
-    size = max(1, min(PIECE, max(LEAST, -(-len(target) * step // THREADS))) // step)
-    for at in range(0, len(target), size):
-        yield Piece(begin + at * step, target[at : at + size], row_bytes, first)
+def loads_of(pieces: Iterable[Piece], size: int) -> Iterator[list[Piece]]:
+    """Pieces in their order, those together that have up to `size` bytes."""
+    load: list[Piece] = []
+    room = size
+    for piece in pieces:
+        if load and piece.size > room:
+            yield load
+            load, room = [], size
+        load.append(piece)
+        room -= piece.size
+    if load:
+        yield load

@@ -105,7 +105,7 @@ class QuantisedFormat:
             return Parts([self.linear(part, reader) for part in matrix.parts], matrix.held_rows)
         stored = [(part, form) for part, form in zip(parts, forms, strict=True) if form]
         taken = [self._taken(*each, held.cut) for each, held in zip(stored, matrix.parts, strict=True)]
-        weights = _canonical(taken, reader)
+        weights = canonical(taken, reader)
         if all(_alike(weights[0], weight) for weight in weights):
             return _quantised(stack(weights), matrix, parts, reader)
         apart = [
@@ -173,13 +173,8 @@ def cut_part(part: Part, cut: Cut) -> Part:
     return Part(part.name, sum(map(len, cut.rows)), len(cut.columns), part.found, (part.rows, part.depth))
 
 
-def read_weights(forms: Sequence[tuple[Part, Stored]], reader: Reader) -> list[QuantisedWeight]:
-    """The canonical form of each part. Raises `CheckpointError`, naming the tensor, for one that is missing or has
-    another shape or type."""
-    return _canonical([Taken(part, form, check_headers(part, form)) for part, form in forms], reader)
-
-
-def _canonical(parts: Sequence[Taken], reader: Reader) -> list[QuantisedWeight]:
+def canonical(parts: Sequence[Taken], reader: Reader) -> list[QuantisedWeight]:
+    """The canonical form of each part."""
     raw = [part.read(reader) for part in parts]
     reader.source.wait()
     weights = []
