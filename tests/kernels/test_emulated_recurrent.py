@@ -124,6 +124,19 @@ def test_chunks_of_prompts_are_those_of_the_reference(emulated, dtype):
     blocks.assert_reference(chunked(emulated, 5, 1, 2, tiles=3, dtype=dtype, beta_scale=2.0), PROMPTS)
 
 
+def test_tokens_alike_that_forget_little_stay_close_to_float64(emulated):
+    """Where what a token adds rests on all tokens of its chunk before it."""
+    layer = chunked(emulated, 3, 1, 2, tiles=3)
+    for step in (layer.step, layer.plain):
+        step.keywords["rates"].copy_(torch.full((2,), -0.01))  # type: ignore[attr-defined]
+    x, states = layer.rows(150) * 0.3 + layer.rows(1, seed=9), blocks.states_of(layer)
+    out = blocks.step(layer, x, states, [Part(150, write=1)])
+    exact = blocks.states_of(layer, matrix_dtype=torch.float64)
+    wanted = layer.plain(x, exact, moves_of([Part(150, write=1)]))
+    torch.testing.assert_close(out.float(), wanted.float(), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(states.matrices[1].double(), exact.matrices[1], atol=5e-5, rtol=5e-5)
+
+
 def test_what_is_no_prompt_is_walked_beside_chunks(emulated):
     """Decodes, a short prompt, and one that keeps a state behind each of its tokens."""
     walked = [Part(1, 1, 1), Part(9, 3, 3), Part(65, 4, 5, [(n, 6 + n) for n in range(1, 5)])]

@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kFinishers = 8;  // warps of a block
+constexpr int kFinishers = 8, kAhead = 4;  // warps of a block, tokens whose gates a warp reads at a time
 
 #if OCTAVO_CLUSTERS
 
@@ -16,24 +16,40 @@ __device__ inline void finish_chunk(const ChunkArgs& c, ValueTile& shared, int a
   const DeltaArgs& a = c.delta;
   const Chunk chunk = chunk_at(c.plan, at);
   const Sequence sequence = sequence_at(c.plan, chunk.order);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, gate = 2 * a.key_heads * kRows + a.heads * kHead;
+  // Gates of the tokens that come next, asked for before others are computed.
+  T gates[kAhead][kHead / 32];
+  const auto row_of = [&](int t) { return int64_t(sequence.begin + chunk.first + min(t, chunk.count - 1)); };
+  const auto read = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < kAhead * kHead / 32; ++i) {
+      const int64_t row = row_of(first + i / (kHead / 32) * kFinishers);
+      const T* z = static_cast<const T*>(a.step.x) + row * a.step.x_stride + gate + head * kHead;
+      gates[i / (kHead / 32)][i % (kHead / 32)] = load_fresh<T, 1>(z + i % (kHead / 32) * 32 + lane).at[0];
+    }
+  };
+  read(warp);
   const auto* from = reinterpret_cast<const uint4*>(c.values + (at - c.plan.begin) * a.heads + head);
   for (int i = threadIdx.x; i < int(sizeof(ValueTile) / sizeof(uint4)); i += 32 * kFinishers)
     reinterpret_cast<uint4*>(&shared)[i] = __ldcg(from + i);
   __syncthreads();
-  const int lane = threadIdx.x % 32, gate = 2 * a.key_heads * kRows + a.heads * kHead;
-  for (int t = threadIdx.x / 32; t < chunk.count; t += kFinishers) {
-    const int64_t row = sequence.begin + chunk.first + t;
-    const T* z = static_cast<const T*>(a.step.x) + row * a.step.x_stride + gate + head * kHead;
-    T* out = static_cast<T*>(a.step.out) + row * a.step.out_stride + head * kHead;
-    float x[kHead / 32], sum = 0.0f;
+  for (int first = warp; first < chunk.count; first += kAhead * kFinishers) {
+    if (first > warp) read(first);
 #pragma unroll
-    for (int i = 0; i < kHead / 32; ++i) x[i] = shared.at[32 * i + lane][t], sum = __fmaf_rn(x[i], x[i], sum);
-    const float inverse = inverse_root(warp_sum(sum) * (1.0f / kHead) + a.norm.eps);
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int t = first + ahead * kFinishers;
+      if (t >= chunk.count) break;
+      T* out = static_cast<T*>(a.step.out) + row_of(t) * a.step.out_stride + head * kHead;
+      float x[kHead / 32], sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kHead / 32; ++i) {
-      const int column = 32 * i + lane;
-      const float normed = x[i] * inverse * a.norm.weight[head * kHead + column];
-      out[column] = from_float<T>(normed * silu_of(to_float(load_fresh<T, 1>(z + column).at[0])));
+      for (int i = 0; i < kHead / 32; ++i) x[i] = shared.at[32 * i + lane][t], sum = __fmaf_rn(x[i], x[i], sum);
+      const float inverse = inverse_root(warp_sum(sum) * (1.0f / kHead) + a.norm.eps);
+#pragma unroll
+      for (int i = 0; i < kHead / 32; ++i) {
+        const int column = 32 * i + lane;
+        const float normed = x[i] * inverse * a.norm.weight[head * kHead + column];
+        out[column] = from_float<T>(normed * silu_of(to_float(gates[ahead][i])));
+      }
     }
   }
   __syncthreads();
