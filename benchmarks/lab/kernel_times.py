@@ -22,13 +22,7 @@ from octavo_worker.bench.workloads import CPU_LENGTHS, GPU_WORKLOADS, Work, work
 from octavo_worker.contract.messages import BATCH
 from octavo_worker.contract.options import ModelOptions
 
-NAME = 90
-"""Letters of a kernel's name that are shown, from its end where it is a template."""
-
-
-def shortened(name: str) -> str:
-    plain = name.replace("octavo::(anonymous namespace)::", "").replace("void ", "")
-    return plain[:NAME]
+NAME = 90  # letters of a kernel's name that are shown
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> None:
@@ -45,13 +39,15 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
     bench.run(work, priority=BATCH)  # what is loaded or captured on first use
     with profile(activities=[activity]) as profiled:
         timing = bench.run(work, priority=BATCH)
-    times = {
-        each.key: (each.count, each.self_device_time_total if device == "cuda" else each.self_cpu_time_total)
-        for each in profiled.key_averages()
-    }
+    found = profiled.key_averages()
+    rows = [
+        (each.key, each.count, each.self_device_time_total if device == "cuda" else each.self_cpu_time_total)
+        for each in found
+    ]
     print(f"{timing.seconds:.3f} s, {timing.stats.steps} steps", "calls | us | us a call | kernel", sep="\n")
-    for name, (calls, taken) in sorted(times.items(), key=lambda row: -row[1][1])[: arguments.most]:
-        print(calls, f"{taken:.0f}", f"{taken / calls:.1f}", shortened(name), sep=" | ")
+    for name, calls, taken in sorted(rows, key=lambda row: -row[2])[: arguments.most]:
+        plain = name.removeprefix("void ").replace("octavo::(anonymous namespace)::", "")
+        print(calls, f"{taken:.0f}", f"{taken / calls:.1f}", plain[:NAME], sep=" | ")
 
 
 def main() -> None:
